@@ -483,12 +483,18 @@ def provider_summary(
     return place, [dict(block) for block in kept.blocks]
 
 
-def round_start(messages: Sequence[Message]) -> int:
-    """Returns the index of the user message that began the current round, -1 when there is none."""
-    return max((i for i, m in enumerate(messages) if is_question(m)), default=-1)
+def kept_reasoning(
+    rules: ReasoningOut, messages: Sequence[Message], *, model: str, unbound_before: int = 0
+) -> list[bool]:
+    """Returns for each message whether its reasoning is sent back. Before index `unbound_before` it has lost its prefix."""
+    start = max((i for i, m in enumerate(messages) if is_question(m)), default=-1)
+    return [
+        _keeps(rules, message, model=model, in_round=index > start, bound=index >= unbound_before)
+        for index, message in enumerate(messages)
+    ]
 
 
-def keeps_reasoning(rules: ReasoningOut, message: Message, *, model: str, in_round: bool, bound: bool) -> bool:
+def _keeps(rules: ReasoningOut, message: Message, *, model: str, in_round: bool, bound: bool) -> bool:
     """Returns True when the reasoning of a turn is sent back, as the message itself says, else the profile.
 
     Reasoning that the provider would refuse is never sent: that of another model when the profile demands its own, and reasoning

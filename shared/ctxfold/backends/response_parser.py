@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from ctxfold.backends.errors import failure, plain_failure
-from ctxfold.backends.profile import Profile, common_rules
+from ctxfold.backends.profile import Profile, UsagePaths, common_rules
 from ctxfold.backends.sse import SseDecoder, SseEvent
 from ctxfold.errors import BackendError
+from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk
 
 # what json.loads does, less its search for white space around the value
@@ -169,11 +171,55 @@ class AnswerParser(ABC):
             what = f"the answer has no text, no reasoning and no tool call, and ended with finish reason {reason!r}"
             self._fail("empty_response", what, code=reason)
 
+    def _usage_in(self, usage: object) -> Usage | None:
+        """Returns the numbers of a usage object; None when it is empty or none."""
+        numbers = as_dict(usage)
+        return usage_from(numbers, self._profile.usage) if numbers else None
+
+    def _no_reply(self, error: Mapping[str, Any] | None, what: str) -> list[Chunk]:
+        """Sets `error` for a body that is not a reply: to the error in it, or to what it is."""
+        if error is not None:
+            self._failed(error)
+        else:
+            self._fail("protocol", what)
+        return []
+
     def _failed(self, error: Mapping[str, Any]) -> None:
         self.error = failure(self._profile, error, hide=self._hide)
 
     def _fail(self, kind: str, what: str, *, code: str | None = None) -> None:
         self.error = plain_failure(self._profile, kind, what, code=code, hide=self._hide)
+
+
+def usage_from(usage: Mapping[str, Any], paths: UsagePaths) -> Usage:
+    """Returns the numbers of a usage object; input includes cache hits."""
+    cache_read, cache_write = _at(usage, paths.cache_read), _at(usage, paths.cache_write)
+    cached = 0 if paths.input_includes_cache else cache_read + cache_write
+    return Usage(
+        _at(usage, paths.input) + cached,
+        _at(usage, paths.output),
+        cache_read,
+        cache_write,
+        _at(usage, paths.reasoning),
+    )
+
+
+def _at(usage: Mapping[str, Any], paths: Iterable[str]) -> int:
+    for path in paths:
+        value: object = usage
+        for step in path.split("."):
+            value = as_dict(value).get(step)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+            return int(value)
+    return 0
+
+
+def first_choice(choices: object) -> Mapping[str, Any]:
+    """Returns the choice with index 0, which some services leave out; an empty object when there is none."""
+    for choice in as_dicts(choices):
+        if not choice.get("index"):
+            return choice
+    return {}
 
 
 def as_text(value: object) -> str:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
-from ctxfold.backends.openai_chat.parse import usage_from
 from ctxfold.backends.profile import Profile
-from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
+from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text, usage_from
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta
 
@@ -160,18 +159,12 @@ class MessagesParser(AnswerParser):
     def _message_delta(self, body: Mapping[str, Any]) -> list[Chunk]:
         self._note_usage(body.get("usage"))
         finish = self._finished(as_dict(body.get("delta")).get("stop_reason"))
-        usage = self._usage_so_far()
-        return [self._last(body, finish)] if usage is not None or finish else []
+        return [self._last(body, finish)] if self._usage or finish else []
 
     def _reply(self, payload: object) -> list[Chunk]:
         body = as_dict(payload)
         if body.get("type") != "message":
-            error = error_body(payload)
-            if error is not None:
-                self._failed(error)
-            else:
-                self._fail("protocol", "a reply that is not a message")
-            return []
+            return self._no_reply(error_body(payload), "a reply that is not a message")
         self._model = as_text(body.get("model")) or None
         self._note_usage(body.get("usage"))
         chunks: list[Chunk] = []
@@ -185,7 +178,7 @@ class MessagesParser(AnswerParser):
         """Returns the chunk with the usage, and with what the service did to the context on its own side."""
         iterations = as_dicts(self._usage.get("iterations"))
         billed = sum((usage_from(one, self._profile.usage) for one in iterations), Usage())
-        usage = self._usage_so_far()
+        usage = self._usage_in(self._usage)
         return self._chunk(
             body,
             usage=usage,
@@ -208,9 +201,6 @@ class MessagesParser(AnswerParser):
     def _note_usage(self, usage: object) -> None:
         """Merges usage numbers: later ones replace earlier ones, and the last event repeats only some."""
         self._usage |= {name: value for name, value in as_dict(usage).items() if value is not None}
-
-    def _usage_so_far(self) -> Usage | None:
-        return usage_from(self._usage, self._profile.usage) if self._usage else None
 
 
 def _call(number: int, block: Mapping[str, Any]) -> ToolCallDelta:

@@ -16,9 +16,8 @@ from ctxfold.backends.profile import (
     arguments_object,
     check_extra,
     function_fields,
-    keeps_reasoning,
+    kept_reasoning,
     provider_summary,
-    round_start,
     thinking_fields,
     tool_choice,
     without_refused,
@@ -134,16 +133,13 @@ def project(
     """
     to_blocks = to_blocks or _own_blocks
     messages = with_unique_calls(messages)
-    start = round_start(messages)
+    kept = kept_reasoning(profile.reasoning_out, messages, model=model, unbound_before=unbound_before)
     result = Projected()
     leading = True
     place, provided = provider_summary(profile, messages, model=model, refused_before=refused_before)
     for index, message in enumerate(messages):
         leading = leading and message.role == "system"
-        keeps = keeps_reasoning(
-            profile.reasoning_out, message, model=model, in_round=index > start, bound=index >= unbound_before
-        )
-        blocks = to_blocks(message, keeps and index >= refused_before, message.model in (None, model))
+        blocks = to_blocks(message, kept[index] and index >= refused_before, message.model in (None, model))
         if index == place:
             blocks = provided
         if any(map(compacts, blocks)):

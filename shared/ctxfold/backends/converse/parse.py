@@ -11,12 +11,10 @@ from typing import Any
 
 from ctxfold.backends.errors import error_body
 from ctxfold.backends.eventstream import EventStreamDecoder, Frame
-from ctxfold.backends.openai_chat.parse import usage_from
 from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
 from ctxfold.backends.sse import SseEvent
 from ctxfold.errors import BackendError
-from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta
 
 SERVER_TOOL = "server_tool_use"
@@ -163,8 +161,8 @@ class ConverseParser(AnswerParser):
         return chunks
 
     def _metadata(self, body: Mapping[str, Any]) -> list[Chunk]:
-        usage = as_dict(body.get("usage"))
-        chunks = [Chunk(raw=body, usage=self._usage(usage))] if usage else []
+        usage = self._usage_in(body.get("usage"))
+        chunks = [Chunk(raw=body, usage=usage)] if usage is not None else []
         # it is the last event, and comes after the finish reason
         return [*chunks, *(self._end() if self._finish is not None else ())]
 
@@ -172,18 +170,12 @@ class ConverseParser(AnswerParser):
         body = as_dict(payload)
         if type(body.get("output")) is not dict:
             error = error_body(payload) or ({"message": body["message"]} if "message" in body else None)
-            if error is not None:
-                self._failed(error)
-            else:
-                self._fail("protocol", "a reply without output")
-            return []
+            return self._no_reply(error, "a reply without output")
         chunks: list[Chunk] = []
         for number, block in enumerate(as_dicts(as_dict(as_dict(body["output"]).get("message")).get("content"))):
             chunks += self._block(number, block)
         finish = self._finished(body.get("stopReason"))
-        usage = as_dict(body.get("usage"))
-        last = Chunk(raw=body, finish_reason=finish, usage=self._usage(usage) if usage else None)
-        return [*chunks, last]
+        return [*chunks, Chunk(raw=body, finish_reason=finish, usage=self._usage_in(body.get("usage")))]
 
     def _block(self, number: int, block: Mapping[str, Any]) -> list[Chunk]:
         """Returns the chunks of a whole block; one of an unknown kind is kept as it is."""
@@ -206,9 +198,6 @@ class ConverseParser(AnswerParser):
                 return [*opened, self._chunk({}, tool_calls=(ToolCallDelta(number, arguments=arguments),))]
             case _:
                 return [self._chunk({}, sealed=block)] if block else []
-
-    def _usage(self, usage: Mapping[str, Any]) -> Usage:
-        return usage_from(usage, self._profile.usage)
 
     def _chunk(self, raw: Mapping[str, Any], **fields: Any) -> Chunk:
         return Chunk(raw=raw, empty_content=self._text_begun, **fields)

@@ -8,13 +8,12 @@ from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
 from ctxfold.backends.profile import Profile
-from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
+from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text, first_choice
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta, Wire
 
 WIRE: Wire = "gemini"  # the name under which parts keep what stood beside them
 
-_NONE: Mapping[str, Any] = {}
 _SIGNATURE = "thoughtSignature"
 _TEXT = frozenset({"text", "thought"})
 _COUNTS = ("promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount", "cachedContentTokenCount")
@@ -65,7 +64,7 @@ class GeminiParser(AnswerParser):
 
     def _event_chunks(self, body: Mapping[str, Any]) -> list[Chunk]:
         """Returns one chunk for each part; the last one carries usage and finish reason."""
-        candidate = _first(body.get("candidates"))
+        candidate = first_choice(body.get("candidates"))
         if candidate:
             self._candidates = True
         if isinstance(model := body.get("modelVersion"), str):
@@ -80,7 +79,7 @@ class GeminiParser(AnswerParser):
         finish = self._ended(reason, as_text(candidate.get("finishMessage"))) if reason else None
         usage = _usage(body.get("usageMetadata"))
         if not part_fields:
-            return [] if usage is None and finish is None else [self._last(body, usage, finish, _NONE)]
+            return [] if usage is None and finish is None else [self._last(body, usage, finish, {})]
         before = [Chunk(model=self._model, raw=body, **fields) for fields in part_fields[:-1]]
         return [*before, self._last(body, usage, finish, part_fields[-1])]
 
@@ -144,14 +143,6 @@ class GeminiParser(AnswerParser):
         if self.error is not None and message:
             self._fail(self.error.kind, f"the answer ended with finish reason {raw!r}: {message}", code=as_text(raw))
         return None
-
-
-def _first(candidates: object) -> Mapping[str, Any]:
-    """Returns the candidate with index 0, which Vertex leaves out; an empty object when there is none."""
-    for candidate in as_dicts(candidates):
-        if not candidate.get("index"):
-            return candidate
-    return _NONE
 
 
 def _parts(candidate: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -16,8 +16,7 @@ from ctxfold.backends.profile import (
     arguments_object,
     check_extra,
     function_fields,
-    keeps_reasoning,
-    round_start,
+    kept_reasoning,
     thinking_fields,
     tool_choice,
     without_refused,
@@ -93,7 +92,7 @@ class Projected:
 
 def project(profile: Profile, messages: Sequence[Message], *, model: str, refused_before: int = 0) -> Projected:
     """Projects messages: leading system messages separate, later ones as the user's; a turn with nothing left is left out."""
-    start = round_start(messages)
+    kept = kept_reasoning(profile.reasoning_out, messages, model=model)
     result = Projected()
     leading = True
     for index, message in enumerate(messages):
@@ -101,9 +100,7 @@ def project(profile: Profile, messages: Sequence[Message], *, model: str, refuse
         if message.role == "tool":
             result.add_results(message)
             continue
-        keeps = index >= refused_before and keeps_reasoning(
-            profile.reasoning_out, message, model=model, in_round=index > start, bound=True
-        )
+        keeps = kept[index] and index >= refused_before
         parts = message_parts(message, reasoning=keeps, placeholder=profile.request.call_placeholder)
         if not parts:
             continue

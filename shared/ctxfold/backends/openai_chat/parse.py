@@ -5,14 +5,12 @@ Reasoning between tags in the text is separated from content wherever the stream
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
-from ctxfold.backends.profile import Profile, UsagePaths
-from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
-from ctxfold.messages import Usage
+from ctxfold.backends.profile import Profile
+from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text, first_choice
 from ctxfold.protocols import Chunk, ToolCallDelta, Wire
 
 
@@ -71,7 +69,6 @@ def _overlap(text: str, tag: str) -> int:
 
 
 WIRE: Wire = "openai_chat"  # the name under which a message keeps what stood beside its content
-_NONE: dict[str, Any] = {}
 _CALL_KEYS = frozenset({"index", "id", "type", "function"})
 
 
@@ -109,7 +106,7 @@ class ChatParser(AnswerParser):
 
     def _chunk(self, body: Mapping[str, Any], key: str) -> Chunk | None:
         """Translates one payload; None when it carries nothing."""
-        choice = _first(body.get("choices"))
+        choice = first_choice(body.get("choices"))
         delta = as_dict(choice.get(key) or choice.get("message") or choice.get("delta"))
         reasoning, content = self._texts(delta)
         refusal = as_text(delta["refusal"]) if "refusal" in delta else ""
@@ -125,9 +122,7 @@ class ChatParser(AnswerParser):
         if delta.get("content") == "":
             self._empty_content = True
         raw_usage = body.get("usage") or choice.get("usage") or delta.get("usage")
-        usage: Usage | None = None
-        if raw_usage and isinstance(raw_usage, dict):
-            usage = usage_from(cast("dict[str, Any]", raw_usage), self._profile.usage)
+        usage = self._usage_in(raw_usage) if raw_usage else None
         if not (reasoning or content or refusal or calls or details or usage or finish):
             return None
         if reasoning or content or refusal or calls:
@@ -200,38 +195,6 @@ class ChatParser(AnswerParser):
         chunks = [Chunk(reasoning=reasoning, content=content, finish_reason=implied)]
         self._check_end()
         return chunks if reasoning or content or implied else []
-
-
-def _first(choices: object) -> Mapping[str, Any]:
-    """Returns the choice with index 0; an empty object when there is none."""
-    if isinstance(choices, list):
-        for choice in cast("list[object]", choices):
-            if isinstance(choice, dict) and not (fields := cast("dict[str, Any]", choice)).get("index"):
-                return fields
-    return _NONE
-
-
-def usage_from(usage: Mapping[str, Any], paths: UsagePaths) -> Usage:
-    """Returns the numbers of a usage object; input includes cache hits."""
-    cache_read, cache_write = _at(usage, paths.cache_read), _at(usage, paths.cache_write)
-    cached = 0 if paths.input_includes_cache else cache_read + cache_write
-    return Usage(
-        _at(usage, paths.input) + cached,
-        _at(usage, paths.output),
-        cache_read,
-        cache_write,
-        _at(usage, paths.reasoning),
-    )
-
-
-def _at(usage: Mapping[str, Any], paths: Iterable[str]) -> int:
-    for path in paths:
-        value: object = usage
-        for step in path.split("."):
-            value = as_dict(value).get(step)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
-            return int(value)
-    return 0
 
 
 def _call(call: Mapping[str, Any]) -> ToolCallDelta:

@@ -19,8 +19,7 @@ from ctxfold.backends.profile import (
     check_extra,
     function_fields,
     json_lines,
-    keeps_reasoning,
-    round_start,
+    kept_reasoning,
     thinking_fields,
     tool_choice,
     without_refused,
@@ -95,7 +94,11 @@ def project(
     With `joined` false, adjacent messages of one role stay separate even when the profile joins them, to compare requests.
     """
     rules = profile.request
-    sent = _with_reasoning_kept(profile, messages, model=model, unbound_before=unbound_before)
+    kept = kept_reasoning(profile.reasoning_out, messages, model=model, unbound_before=unbound_before)
+    sent = [
+        message if keeps or message.role != "assistant" else message.without_reasoning()
+        for message, keeps in zip(messages, kept, strict=True)
+    ]
     rows: list[dict[str, Any]] = []
     leading = True
     for message in alternating(sent) if rules.alternating_roles and joined else sent:
@@ -119,22 +122,6 @@ def project(
                 assert_never(message.role)
         leading = False
     return rows
-
-
-def _with_reasoning_kept(
-    profile: Profile, messages: Sequence[Message], *, model: str, unbound_before: int
-) -> list[Message]:
-    """Returns the messages without the reasoning that is not sent back."""
-    start = round_start(messages)
-    return [
-        message
-        if message.role != "assistant"
-        or keeps_reasoning(
-            profile.reasoning_out, message, model=model, in_round=index > start, bound=index >= unbound_before
-        )
-        else message.without_reasoning()
-        for index, message in enumerate(messages)
-    ]
 
 
 def _row(role: str, message: Message) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxfold.backends.errors import error_body
-from ctxfold.backends.openai_chat.parse import usage_from
 from ctxfold.backends.openai_responses.items import Item, call_extra, text_extra
 from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
@@ -398,9 +397,7 @@ class ResponsesParser(AnswerParser):
         error = as_dict(response.get("error"))
         if error:
             self._failed(error)
-        usage = as_dict(response.get("usage"))
-        counted = usage_from(usage, self._profile.usage) if usage else None
-        chunks.append(self._chunk(response, usage=counted, finish_reason=finish))
+        chunks.append(self._chunk(response, usage=self._usage_in(response.get("usage")), finish_reason=finish))
         return [*chunks, *self._end()]
 
     def _rest_of_output(self, output: list[Item], status: str) -> list[Chunk]:
@@ -434,12 +431,7 @@ class ResponsesParser(AnswerParser):
         body = as_dict(payload)
         if isinstance(body.get("output"), list) or body.get("object") == "response":
             return self._terminal(body, "completed")
-        error = error_body(payload)
-        if error is not None:
-            self._failed(error)
-        else:
-            self._fail("protocol", "a reply that is not a response")
-        return []
+        return self._no_reply(error_body(payload), "a reply that is not a response")
 
     def _end(self, *, said_done: bool = False, whole: bool = False) -> list[Chunk]:
         if self.done:

@@ -14,9 +14,8 @@ from ctxfold.backends.profile import (
     arguments_object,
     check_extra,
     function_fields,
-    keeps_reasoning,
+    kept_reasoning,
     provider_summary,
-    round_start,
     thinking_fields,
     tool_choice,
     without_refused,
@@ -117,11 +116,11 @@ def project(
     its id alone. With `joined` false, adjacent messages of one role stay separate, to compare requests.
     """
     rules = profile.request
-    start = round_start(messages)
-    sent: list[Message] = []
-    for index, message in enumerate(messages):
-        keeps = keeps_reasoning(profile.reasoning_out, message, model=model, in_round=index > start, bound=True)
-        sent.append(_for_model(message, model, keeps=keeps, refused=index < refused_before))
+    kept = kept_reasoning(profile.reasoning_out, messages, model=model)
+    sent = [
+        _for_model(message, model, keeps=kept[index], refused=index < refused_before)
+        for index, message in enumerate(messages)
+    ]
     texts: list[str] = []
     runs: list[list[Item]] = []
     leading = True
