@@ -256,6 +256,10 @@ def _key(name: str, label: str) -> str:
     return f'<span class="key"><i style="background:{COLOURS[name]}"></i>{escape(label)}</span>'
 
 
+def moment(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
 def _money(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 1_000 else f"{amount:.4g}"
 
@@ -289,7 +293,7 @@ def _cells(turn: Row) -> dict[str, str]:
     what = [f"{compactions} compactions" if compactions > 1 else "compaction"] if compactions else []
     return {
         "turn": "now" if turn["open"] else str(turn["turn"]),
-        "when (UTC)": datetime.fromtimestamp(turn["at_s"], UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        "when (UTC)": moment(turn["at_s"]),
         **{NAMES[z]: "" if turn[f"{z}_tokens"] is None else f"{turn[f'{z}_tokens']:,}" for z in ZONES},
         **{name: f"{usage[field]:,}" if usage else "" for name, field in reported.items()},
         "cost": "" if turn["cost"] is None else _money(turn["cost"]),

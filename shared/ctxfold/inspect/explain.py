@@ -177,9 +177,8 @@ def original(open_session: OpenSession, message_id: str) -> Flow[Message]:
 def newest_version(open_session: OpenSession, reference: str) -> Flow[Message]:
     """Returns a message as it is now, also by the number of a version that was replaced; raises as `original` does."""
     message = yield from original(open_session, reference)
-    if not reference.startswith("#") or message.id.startswith(
-        "#"
-    ):  # an id that looks like a number would be read as one
+    # an id that looks like a number would be read as one
+    if not reference.startswith("#") or message.id.startswith("#"):
         return message
     return (yield from original(open_session, message.id))
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from html import escape
 from typing import Any, TypeAlias
 
-from ctxfold.inspect.chart import CHART_STYLE, COLOURS, NAMES, chart_html
+from ctxfold.inspect.chart import CHART_STYLE, COLOURS, NAMES, chart_html, moment
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -178,7 +177,7 @@ def _timeline(steps: Sequence[Row]) -> str:
     if not steps:
         return "<p>Nothing has been compacted or edited yet.</p>"
     rows = "".join(
-        f"<tr{' class=undone' if step['undone'] else ''}><td>{escape(_moment(step['at_s']))}</td><td>{escape(step['what'])}</td>"
+        f"<tr{' class=undone' if step['undone'] else ''}><td>{escape(moment(step['at_s']))}</td><td>{escape(step['what'])}</td>"
         f'<td class="n">{_change(step)}</td><td>{escape(step["detail"])}</td></tr>'
         for step in steps
     )
@@ -222,10 +221,6 @@ def _message(message: Row) -> str:
         f'<details class="m"><summary>{escape(message["reference"])} {escape(message["role"])}, {escape(message["where"])}: '
         f"{escape(message['preview'])}</summary><pre>{escape(message['text'])}</pre></details>"
     )
-
-
-def _moment(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _age(now_s: float, at_s: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from ctxfold.effects import Flow, StoreCall
@@ -29,6 +28,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.sections import section_note
 from ctxfold.history.snapshot import stored_message
+from ctxfold.inspect.chart import moment
 from ctxfold.inspect.explain import Explanation, explain
 from ctxfold.inspect.html import body, page
 from ctxfold.inspect.turns import TurnFigures, turn_figures
@@ -103,7 +103,7 @@ class Inspection:
 
     def __str__(self) -> str:
         steps = [
-            f"{datetime.fromtimestamp(s.at_s, UTC):%Y-%m-%d %H:%M:%S}  {s.what:<12}"
+            f"{moment(s.at_s)}  {s.what:<12}"
             f"{f'{s.tokens_before} -> {s.tokens_after} tokens  ' if s.tokens_before else ''}{s.detail}"
             f"{' (undone)' if s.undone else ''}"
             for s in self.timeline
