@@ -2828,8 +2828,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "policy/triggers.py",
         (
             "triggers_within_others_ignore_idle_time",
-            "return any(map(depends_on_idle_time, triggers))",
-            "return False",
+            "return isinstance(trigger, kinds) or any(_contains(part, *kinds) for part in parts)",
+            "return isinstance(trigger, kinds)",
             "compaction/test_strategies.py::test_a_cold_cache_is_used_before_the_next_turn",
         ),
     ),

@@ -78,28 +78,13 @@ class Policy(BaseModel):
     soft_ratio: float = Field(default=0.60, gt=0, le=1)
     hard_ratio: float = Field(default=0.90, gt=0, le=1)
     tail_ratio: float = Field(
-        default=0.20,
-        gt=0,
-        lt=1,
-        description="share that the newest messages take after a summary",
+        default=0.20, gt=0, lt=1, description="share that the newest messages take after a summary"
     )
-    keep_last: int = Field(
-        default=6,
-        ge=1,
-        description="newest messages that stay when they fit half of the budget",
-    )
-    min_free_ratio: float = Field(
-        default=0.20,
-        ge=0,
-        lt=1,
-        description="share that a compaction has to free at least",
-    )
+    keep_last: int = Field(default=6, ge=1, description="newest messages that stay when they fit half of the budget")
+    min_free_ratio: float = Field(default=0.20, ge=0, lt=1, description="share that a compaction has to free at least")
     pin_ratio: float = Field(default=0.25, gt=0, lt=1)
     tool_result_ratio: float = Field(
-        default=0.25,
-        gt=0,
-        lt=1,
-        description="a larger tool result is shown as an excerpt",
+        default=0.25, gt=0, lt=1, description="a larger tool result is shown as an excerpt"
     )
     excerpt_ratio: float = Field(
         default=0.01,
@@ -114,10 +99,7 @@ class Policy(BaseModel):
         default=(), description="for single tools: whether their outputs give way first, and how large they may be"
     )
     recall_ratio: float = Field(
-        default=0.70,
-        ge=0,
-        lt=1,
-        description="largest share of recalled passages; 0 turns recall off",
+        default=0.70, ge=0, lt=1, description="largest share of recalled passages; 0 turns recall off"
     )
     recall_tokens: int = Field(
         default=4_096,
@@ -125,11 +107,7 @@ class Policy(BaseModel):
         description="most tokens of recalled passages, whatever their share: they are new to the prompt cache in each request",
     )
     summary_tokens: int = Field(gt=0, description="upper limit of a summary")
-    cooldown_turns: int = Field(
-        default=2,
-        ge=0,
-        description="turns between two summaries, unless the window is full",
-    )
+    cooldown_turns: int = Field(default=2, ge=0, description="turns between two summaries, unless the window is full")
     summary_prompt: str | None = Field(
         default=None,
         description="instructions for the summarizer in place of the built-in ones; {words} is replaced by the limit",
@@ -262,11 +240,7 @@ def policy_for(
             f"context_window is {window} tokens and the reply reserve {reserve}: nothing is left for the prompt; "
             "raise context_window or lower reply_reserve_tokens"
         )
-    values: dict[str, object] = {
-        "context_window": window,
-        "reply_reserve_tokens": reserve,
-        **settings,
-    }
+    values: dict[str, object] = {"context_window": window, "reply_reserve_tokens": reserve, **settings}
     if strategy is not None:  # one that is not given stays unset, so that a stored session keeps its own
         values["strategy"] = strategy
     values["summary_tokens"] = values.get("summary_tokens") or min(2_048, max(64, (window - reserve) // 5))

@@ -196,20 +196,18 @@ def with_prices(trigger: Trigger, table: Mapping[str, Prices]) -> Trigger:
 
 def depends_on_idle_time(trigger: Trigger) -> bool:
     """Returns True when the trigger depends on the time since the last call."""
-    match trigger:
-        case AllOf(triggers=triggers) | AnyOf(triggers=triggers):
-            return any(map(depends_on_idle_time, triggers))
-        case _:
-            return isinstance(trigger, ColdCacheTrigger)
+    return _contains(trigger, ColdCacheTrigger)
 
 
 def counts(trigger: Trigger) -> bool:
     """Returns True when the trigger names an amount (tokens, messages or turns), which holds whatever the size of the window."""
-    match trigger:
-        case AllOf(triggers=triggers) | AnyOf(triggers=triggers):
-            return any(map(counts, triggers))
-        case _:
-            return isinstance(trigger, TokensTrigger | MessagesTrigger | TurnsTrigger)
+    return _contains(trigger, TokensTrigger, MessagesTrigger, TurnsTrigger)
+
+
+def _contains(trigger: Trigger, *kinds: type[_Trigger]) -> bool:
+    """Returns True when the trigger, or one that it is made of, is of one of these kinds."""
+    parts = trigger.triggers if isinstance(trigger, AllOf | AnyOf) else ()
+    return isinstance(trigger, kinds) or any(_contains(part, *kinds) for part in parts)
 
 
 def due_at(trigger: Trigger, signals: Signals) -> int | None:
