@@ -75,7 +75,7 @@ async def test_a_run_begins_with_what_earlier_runs_have_learnt(way: str) -> None
             assert answer.message.content
         answered = [r for r in server.requests if r.body["messages"][-1]["content"].startswith("Which room")]
         assert len(answered) == 4 + 1
-        llm.close()
+        await llm.aclose()
         client.close()
 
 
@@ -93,7 +93,7 @@ async def test_a_wrapped_llm_beside_a_memory_learns_how_the_model_counts(streami
         ModelServer(script=answering_in_japanese, context_window=2_000, counter=Dense()) as server,
         stock_llm(server, context_window=2_000, max_tokens=200, max_retries=0) as inner,
     ):
-        with (
+        async with (
             with_context(inner) as llm,
             CtxMemory.from_defaults(context_window=2_000, counter=RatioCounter()) as memory,
         ):
