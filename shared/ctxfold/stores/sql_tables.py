@@ -265,14 +265,21 @@ class SqlTables(BaseStore):
 
     def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
         checked_key(key)
-        return self._records(self._sql.fetch_in, key, sorted({seq for seq in seqs if 0 < seq < 1 << 63}))
+        checked_seqs = sorted({seq for seq in seqs if 0 < seq < 1 << 63})
+        return self._read(
+            lambda c: tuple(
+                stored_record(row) for row in self._rows.listed(c, self._sql.fetch_in, key, checked_seqs, order=0)
+            )
+        )
 
     def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
         checked_key(key)
-        return self._records(self._sql.find_in, key, sorted({name for name in ids if "\0" not in name}))
-
-    def _records(self, sql: str, key: SessionKey, values: Sequence[Any]) -> tuple[Record, ...]:
-        return self._read(lambda c: tuple(map(stored_record, self._rows.listed(c, sql, key, values, order=0))))
+        checked_ids = sorted({name for name in ids if "\0" not in name})
+        return self._read(
+            lambda c: tuple(
+                stored_record(row) for row in self._rows.listed(c, self._sql.find_in, key, checked_ids, order=0)
+            )
+        )
 
     def numbered(self, key: SessionKey, number: int) -> Record | None:
         checked_key(key)
