@@ -92,15 +92,13 @@ async def test_a_wrapped_llm_beside_a_memory_learns_how_the_model_counts(streami
     async with (
         ModelServer(script=answering_in_japanese, context_window=2_000, counter=Dense()) as server,
         stock_llm(server, context_window=2_000, max_tokens=200, max_retries=0) as inner,
+        with_context(inner) as llm,
+        CtxMemory.from_defaults(context_window=2_000, counter=RatioCounter()) as memory,
     ):
-        async with (
-            with_context(inner) as llm,
-            CtxMemory.from_defaults(context_window=2_000, counter=RatioCounter()) as memory,
-        ):
-            agent = FunctionAgent(llm=llm, tools=[], streaming=streaming)
-            for number in range(30):
-                await agent.run(question.format(number), memory=memory)
-            assert len(memory.get_all()) == 60, "every question has its answer"
+        agent = FunctionAgent(llm=llm, tools=[], streaming=streaming)
+        for number in range(30):
+            await agent.run(question.format(number), memory=memory)
+        assert len(memory.get_all()) == 60, "every question has its answer"
 
 
 async def test_llamaindex_gives_a_memory_no_usage() -> None:
