@@ -204,6 +204,23 @@ class RunSessions(SessionPool):
         for _, old in dropped:
             old.close(wait=False)
 
+    def close(self) -> None:
+        """Ends the background work of runs too: nobody can continue them."""
+        for context in self._taken_runs():
+            context.close(wait=False)
+        super().close()
+
+    async def aclose(self) -> None:
+        for context in self._taken_runs():
+            await context.aclose(wait=False)
+        await super().aclose()
+
+    def _taken_runs(self) -> list[AgentContext]:
+        """Returns the runs that are kept, and keeps them no longer."""
+        with self._runs_lock:
+            runs, self._runs = self._runs, []
+        return [context for _, context in runs]
+
 
 def _learnt_in(key: SessionKey, engine: Engine) -> Flow[Mapping[str, Calibrated]]:
     """Returns, by model, what a session has learnt about the model's counts and its limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ async def test_a_run_begins_with_what_earlier_runs_have_learnt(way: str) -> None
         answered = [r for r in server.requests if r.body["messages"][-1]["content"].startswith("Which room")]
         assert len(answered) == 4 + 1
         await llm.aclose()
+        running = [task for task in asyncio.all_tasks() if task.get_name() == "ctxfold-background"]
+        assert not running, "what runs have begun ends with the LLM that they belong to"
         client.close()
 
 
