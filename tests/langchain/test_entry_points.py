@@ -254,6 +254,7 @@ async def test_every_way_of_asking_a_configurable_model(service: ModelServer) ->
     found = model.with_structured_output(Found, method="function_calling").invoke("six", other)
     assert found == Found(key=7)
     await model.aclose()
+    await closed(configurable(service)._model(other))  # LangChain shares one client between the models that it makes
 
 
 class Found(BaseModel):
