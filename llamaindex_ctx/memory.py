@@ -264,8 +264,13 @@ class CtxMemory(BaseMemory, Closing):
             room = self.context.policy.budget_tokens - initial_token_count - self.context.counter.count_text(asked)
             documents = min(MOST_DOCUMENTS_TOKENS, max(LEAST_DOCUMENTS_TOKENS, int(DOCUMENTS_SHARE * room)))
             documents = documents if documents <= room // 2 else 0
-        window = partial(flow_of(AgentContext.window), self.context, recall=self._looks, question=asked)
-        window = partial(window, whole_tail=True)  # the list may come back through `set`
+        window = partial(
+            flow_of(AgentContext.window),
+            self.context,
+            recall=self._looks,
+            question=asked,
+            whole_tail=True,  # the list may come back through `set`
+        )
         try:
             return (yield from window(overhead_tokens=initial_token_count + documents))
         except (ContextOverflowError, MessageTooLargeError):

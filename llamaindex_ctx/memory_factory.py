@@ -108,7 +108,7 @@ def window_rules(context_window: int | None, token_limit: int | None, llm: LLM |
 def reply_reserve(window: object, llm: LLM | None) -> dict[str, int]:
     """Returns the reserve for a reply of an LLM whose `max_tokens` are more than the share that is kept by default.
 
-    A service counts them as a part of the request. Three quarters of the window or more are not taken for such a limit.
+    A service counts them as a part of the request. Where they are three quarters of the window or more, nothing is returned.
     """
     most: object = getattr(llm, "max_tokens", None)
     if not isinstance(most, int) or not isinstance(window, int):
