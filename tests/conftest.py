@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 
 from ctxfold import AgentContext
-from tests.support.connections import left_connections, watch_connections
+from tests.support.connections import close_others, left_connections, watch_connections
 from tests.support.driven import Driven, context
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown() -> Generator[None, object, object]:
     """Fails the test that leaves an async connection open, rather than the one in which it is collected."""
     result = yield
+    close_others()
     assert not (left := left_connections()), f"close the model's async client in the event loop that used it: {left}"
     return result
 

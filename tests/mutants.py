@@ -2213,6 +2213,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "backends/http.py",
+        (
+            "connections_of_a_collected_model_stay_open",
+            "        finalize(self, _close_lanes, self._idle).atexit = False\n",
+            "        finalize(self, _close_lanes, ()).atexit = False\n",
+            "wire/test_connection.py::test_a_backend_that_nobody_closes_leaves_no_connection",
+        ),
+    ),
+    *_of(
         "backends/transport.py",
         (
             "a_dropped_idle_connection_is_an_error",

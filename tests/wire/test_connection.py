@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -281,6 +283,22 @@ def test_connections_are_kept_between_streams() -> None:
         for _ in range(3):
             assert len(list(backend.open_stream(REQUEST))) == 1
         assert server.connections == 1
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_a_backend_that_nobody_closes_leaves_no_connection(in_a_cycle: bool) -> None:
+    with RawServer(OK) as server:
+        backend = make(server)
+        backend.send(REQUEST)
+        holder: list[Any] = [backend]
+        if in_a_cycle:
+            holder.append(holder)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            del backend, holder
+            gc.collect()
+            wait_for(lambda: server.played)
+        assert [w.message for w in caught if w.category is ResourceWarning] == []
 
 
 def test_one_backend_on_several_event_loops() -> None:

@@ -12,12 +12,12 @@ import threading
 import time
 import types
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never, cast
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import httpx
 
@@ -123,7 +123,8 @@ class Lane:
 class Clients:
     """Holds lanes for blocking calls and one async client per event loop, made on first use.
 
-    Injected clients are never closed; the sockets that they reuse are unknown.
+    Idle lanes are closed at the latest when this object is collected. Injected clients are never closed; the sockets that they
+    reuse are unknown.
     """
 
     def __init__(
@@ -145,6 +146,8 @@ class Clients:
         self._by_loop: WeakKeyDictionary[
             asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, AsyncGenerator[httpx.AsyncClient]]
         ] = WeakKeyDictionary()
+        # few callers close a model: without this Python warns of its sockets
+        finalize(self, _close_lanes, self._idle).atexit = False
 
     def take_lane(self) -> Lane:
         """Returns a lane for one request; `return_lane` gives it back."""
@@ -172,9 +175,9 @@ class Clients:
             self._idle.append(lane)
             stale = sum(now_s - one.idle_since_s > IDLE_S for one in self._idle)
             stale = max(stale, len(self._idle) - MAX_IDLE)
-            expired, self._idle = self._idle[:stale], self._idle[stale:]
-        for one in expired:
-            one.client.close()
+            expired = self._idle[:stale]
+            del self._idle[:stale]
+        _close_lanes(expired)
 
     async def loop_client(self) -> httpx.AsyncClient:
         if self._async_injected is not None:
@@ -195,8 +198,7 @@ class Clients:
             lanes = [*self._idle, *self._busy]
             self._idle.clear()
             self._busy.clear()
-        for lane in lanes:
-            lane.client.close()
+        _close_lanes(lanes)
 
     async def aclose(self) -> None:
         """Closes the lanes and the running loop's client; those of other loops close with their loop."""
@@ -206,6 +208,11 @@ class Clients:
             own = self._by_loop.pop(loop, None)
         if own is not None:
             await own[1].aclose()
+
+
+def _close_lanes(lanes: Iterable[Lane]) -> None:
+    for lane in lanes:
+        lane.client.close()
 
 
 async def _kept_until_the_loop_ends(tls: ssl.SSLContext) -> AsyncGenerator[httpx.AsyncClient]:
