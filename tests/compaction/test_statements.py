@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -69,6 +70,27 @@ def test_a_call_is_one_line_with_its_path() -> None:
     said = [user("Please look at src/load.py.", id="first"), assistant("Yes.", id="yes")]
     shown = lines([*said, *tool_run("read_file", CODE, path="src/load.py", start_line=958, end_line=1218)])
     assert "- assistant called read_file: path src/load.py, start_line 958, end_line 1218 (#4)" in shown
+
+
+def test_what_an_excerpt_says_of_itself_is_no_fact() -> None:
+    """How many characters were left out, of an output or of an argument, and the line where it goes on."""
+    log = "\n".join(f"host-{n} handled {n * 37} items in {n * 7} ms" for n in range(11, 111))
+    shown: set[str] = set()
+    with AgentContext(context_window=6_000, counter=RatioCounter()) as ctx:
+        for turn in range(12):
+            content = json.dumps({"path": f"log{turn}.txt", "content": log.replace("host", "copy")})
+            calls = [ToolCallPart(f"r{turn}", "read_log", "{}"), ToolCallPart(f"w{turn}", "write_file", content)]
+            ctx.add(user(f"Copy the log of host-{turn} and say how it is.", id=f"u{turn}"))
+            ctx.add(assistant("", id=f"a{turn}", calls=calls))
+            ctx.add([tool_result(f"r{turn}", log, id=f"o{turn}"), tool_result(f"w{turn}", "ok", id=f"k{turn}")])
+            ctx.add(assistant(f"Host-{turn} is well.", id=f"b{turn}"))
+            for message in ctx.window().messages:
+                shown |= {message.text, *(call.arguments for call in message.tool_calls)}
+    summaries = "\n".join(text for text in shown if text.startswith("[Summary"))
+    assert "- read_log: host-" in summaries
+    assert any(text.startswith("host-") and "characters left out; " in text for text in shown)
+    assert any(text.startswith("{") and "characters left out here" in text for text in shown)
+    assert re.findall(r".*(?:left out|line \d+\]|\[\.\.\.).*", summaries) == []
 
 
 TRACEBACK = """\

@@ -46,7 +46,7 @@ from ctxfold.compaction.statements import (
     spoken_times,
     statements,
 )
-from ctxfold.compaction.text_units import is_code
+from ctxfold.compaction.text_units import is_code, without_markers
 from ctxfold.history.terms import STOP_WORDS, sentences, terms
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart
@@ -593,7 +593,7 @@ def _leaves(data: Any, key: str, subject: _Subject) -> Iterator[_Leaf]:
         case int() | float():
             fact = new_fact("number", json.dumps(data), _with_subject(key, subject.value, str(data)))
             yield _Leaf((fact,), subject.label, f"{key} {fact.text}".strip())
-        case str() if text := data.strip():
+        case str() if text := without_markers(data).strip():
             facts = tuple(_leaf_text(text, _with_subject(key, subject.value, text)))
             shown = text if len(text) <= MAX_FIELD_CHARS else f"{_around(text, facts[0].text if facts else text)} …"
             entry = "" if text == subject.value else f"{key} {' '.join(shown.split())}".strip()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
+from ctxfold.compaction.text_units import without_markers
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.terms import STOP_WORDS, stretches, terms
 from ctxfold.history.view import Entry
@@ -297,7 +298,7 @@ def spoken(message: Message, speakers: frozenset[str], at: datetime | None = Non
     speaker: str = name or ("" if message.kind == "summary" else message.role)
     named, when = bool(name), at
     lines: list[str] = []
-    for raw in strip_control_chars(message.text).splitlines():
+    for raw in strip_control_chars(without_markers(message.text)).splitlines():
         line, own_at = raw, None
         if (stamp := _stamp(raw)) is not None:
             line, own_at = raw[stamp.end() :], _moment(stamp)

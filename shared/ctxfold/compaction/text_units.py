@@ -34,6 +34,7 @@ _CODE = re.compile(
 )
 _NUMBERED = re.compile(r"\d{1,6}[:|\t →]")
 _MARKER = re.compile(r"^\[\.\.\.(?: line (\d+))?\]$", re.M)
+_ANY_MARKER = re.compile(r"^\[\.\.\.(?: .*)?\]$", re.M)
 
 
 @dataclass(slots=True)
@@ -275,6 +276,11 @@ _HIDDEN = frozenset(["script", "style", "svg", "noscript", "template"])
 _DOCTYPE = re.compile(r"\s*<!doctype[^<>]{0,400}>", re.I)
 _HREF = re.compile(r"""\bhref\s*=\s*["']?([^"'\s>#][^"'\s>]{0,160})""", re.I)
 _ALT = re.compile(r"""\balt\s*=\s*"([^"]{3,160})\"""", re.I)
+
+
+def without_markers(text: str) -> str:
+    """Returns an excerpt or a shortened argument without the lines that say what was left out: nobody said these."""
+    return _ANY_MARKER.sub("", text) if "[..." in text else text
 
 
 def is_code(text: str) -> bool:
