@@ -12,7 +12,7 @@ from ctxfold.history.cuts import kept, legal_cuts
 from ctxfold.history.passage_cache import Chunk
 from ctxfold.history.view import Entry, Prefix, View
 from ctxfold.messages import Message, is_question
-from ctxfold.policy.settings import Policy
+from ctxfold.policy.settings import SMALL_TOKENS, Policy
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.embeddings import near_chunks
 from ctxfold.retrieval.passages import Passage, chosen, render, tokens_of
@@ -27,7 +27,6 @@ GIVES_WAY_TOKENS = 8_192
 ENOUGH_TOKENS = 1_600
 # with tools, one part in so many of the budget stays free: the turn's next tool rounds then keep the prefix
 FREE_PART = 8
-SMALL_TOKENS = 1_600  # budget from which on the part of the tail that stays grows faster than the budget
 NEWEST = 16  # messages among which a tool's result tells that the model works with tools
 # tool rounds after which recall ends: passages stand at the end, so they are new to the cache each time
 RECALL_ROUNDS = 8

@@ -29,6 +29,8 @@ PruningOrder: TypeAlias = Literal["reactive", "task_aware", "mig", "subgoal", "s
 
 LEAST_BUDGET_TOKENS = 16  # a user message of about ten words, with what a message costs beside its text
 MAX_SESSIONS = 256  # that an engine keeps open, where the user says nothing
+SMALL_TOKENS = 1_600  # budget from which on summaries, and the part of the tail that stays, grow faster than the budget
+SMALL_SUMMARY_TOKENS = 160  # of a summary in such a budget
 EXCERPT_TOKENS = 160  # least size of the excerpt of an output that is too large from the first time on
 
 
@@ -99,7 +101,7 @@ class Policy(BaseModel):
         default=(), description="for single tools: whether their outputs give way first, and how large they may be"
     )
     recall_ratio: float = Field(
-        default=0.70, ge=0, lt=1, description="largest share of recalled passages; 0 turns recall off"
+        default=0.80, ge=0, lt=1, description="largest share of recalled passages; 0 turns recall off"
     )
     recall_tokens: int = Field(
         default=4_096,
@@ -227,8 +229,9 @@ def policy_for(
 ) -> Policy:
     """Returns a Policy for a window, with the defaults that depend on its size.
 
-    The reply reserve takes a fifth of the window, a summary a fifth of the rest (64 to 2,048 tokens). Raises ConfigError for an
-    unknown setting or a value that is not allowed, WindowTooSmallError when the reply reserve leaves nothing for the prompt.
+    The reply reserve takes a fifth of the window, a summary at most a fifth of the rest (64 to 2,048 tokens), and less where that
+    rest is between 800 and 3,200 tokens. Raises ConfigError for an unknown setting or a value that is not allowed,
+    WindowTooSmallError when the reply reserve leaves nothing for the prompt.
     """
     window = whole_number("context_window", context_window, "give the model's window in tokens, 1 or more, as a number")
     reserve = max(1, window // 5)
@@ -243,7 +246,7 @@ def policy_for(
     values: dict[str, object] = {"context_window": window, "reply_reserve_tokens": reserve, **settings}
     if strategy is not None:  # one that is not given stays unset, so that a stored session keeps its own
         values["strategy"] = strategy
-    values["summary_tokens"] = values.get("summary_tokens") or min(2_048, max(64, (window - reserve) // 5))
+    values["summary_tokens"] = values.get("summary_tokens") or _summary_tokens(window - reserve)
     try:
         policy = Policy.model_validate(values)
     except ValidationError as error:
@@ -251,6 +254,12 @@ def policy_for(
     if policy.trigger is not None:
         with_prices(policy.trigger, {})  # a model name in place of prices is an error now, not at the first turn
     return policy
+
+
+def _summary_tokens(budget_tokens: int) -> int:
+    """Returns the limit of a summary: a fifth of the budget, but 160 of 800 to 2,000 tokens, where recall needs the room more."""
+    share = min(budget_tokens // 5, max(SMALL_SUMMARY_TOKENS, 2 * (budget_tokens - SMALL_TOKENS) // 5))
+    return min(2_048, max(64, share))
 
 
 def policy_from(
