@@ -163,9 +163,11 @@ def test_an_erasure_removes_vectors(url: str, make: Make) -> None:
 
 
 def long_session(url: str, embedder: Any, **settings: Any) -> AgentContext:
+    """Passages have room beside the tail: it need not give way, so that none of its messages, which are not stored, is embedded."""
     return AgentContext(
         session_id=KEY.session,
         context_window=2_000,
+        recall_ratio=0.6,
         strategy="sliding_window",
         keep_last=2,
         store=url,
