@@ -82,6 +82,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/text_units.py",
         (
+            "what_an_excerpt_says_of_itself_is_a_fact",
+            """return _ANY_MARKER.sub("", text) if "[..." in text else text""",
+            "return text",
+            "compaction/test_statements.py::test_what_an_excerpt_says_of_itself_is_no_fact",
+        ),
+        (
             "notes_without_a_reference_are_text",
             "if not reference or m[2] == reference",
             "if m[2] == reference",
@@ -2210,6 +2216,15 @@ MUTANTS: tuple[Mutant, ...] = (
             "WHERE {_MINE} AND name = ? AND holder = ?",
             "WHERE {_MINE} AND name = ? AND holder <= ?",
             "stores/test_store_suite.py::TestSqlite::test_a_lease_has_one_holder",
+        ),
+    ),
+    *_of(
+        "policy/settings.py",
+        (
+            "a_summary_takes_a_fifth_of_every_budget",
+            "max(SMALL_SUMMARY_TOKENS, 2 * (budget_tokens - SMALL_TOKENS) // 5)",
+            "max(budget_tokens // 5, 2 * (budget_tokens - SMALL_TOKENS) // 5)",
+            "engine/test_budget.py::test_a_summary_leaves_recall_its_room_in_a_small_window",
         ),
     ),
     *_of(
