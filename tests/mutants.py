@@ -2557,6 +2557,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/facts.py",
         (
+            "each_line_of_a_large_output_counts_in_full",
+            """role * _share(1 + message.text.count("\\n"))""",
+            "role",
+            "shows/test_shows_summaries.py::test_what_an_agent_says_of_large_outputs_outlives_their_lines",
+        ),
+        (
+            "kept_lines_of_one_output_count_in_full",
+            "role, text, whole = _share(of_message), message.text, True",
+            "role, text, whole = 1.0, message.text, True",
+            "shows/test_shows_summaries.py::test_what_an_agent_says_of_large_outputs_outlives_their_lines",
+        ),
+        (
             "lines_of_code_are_facts",
             "            if not is_code(message.text):\n",
             "            if True:\n",

@@ -21,20 +21,32 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ctxfold import AgentContext, Message, assistant, user
+from ctxfold import AgentContext, Message, ToolCallPart, assistant, tool_result, user
 from ctxfold.history.terms import terms
 from tests.benchmarks import coding_logs
 from tests.benchmarks.data import folder, tau
 from tests.benchmarks.replay import COUNTER
 from tests.benchmarks.sheets import Cell, Sheet
+from tests.benchmarks.tool_texts import KINDS, REPORTED_SEEDS, tool_text
 
-__all__ = ["Faults", "agent_windows", "answers_covered", "chat_windows", "faults", "run", "summary_of"]
+__all__ = [
+    "Faults",
+    "agent_windows",
+    "answers_covered",
+    "chat_windows",
+    "conclusions_kept",
+    "faults",
+    "run",
+    "summary_of",
+]
 
 CHATS = (("molweni", 1), ("ubuntu_irc", 7), ("bfcl_memory", 3), ("qmsum", 9))
 WINDOWS_OF_CHAT, WINDOWS_OF_RUNS, RUNS_IN_ONE = 20, 20, 4
 WINDOW = 4_000
 WINDOWS_OF_ANSWERS = (2_000, 4_000, 8_000)
 ANSWERS = (("bfcl_memory", slice(None)), ("molweni", slice(None)), ("qmsum", slice(1, None, 2)))  # the others: tuned on
+WINDOWS_OF_LOGS = (4_000, 8_000, 16_000)
+OUTPUT_CHARS = 6_000
 PART = 400  # messages of one window of chat
 FILE = "CTXFOLD_READER_FILE"  # where the windows are written, whole; nowhere by default
 
@@ -220,6 +232,30 @@ def answers_covered(source: str, window: int, *, part: slice = slice(None)) -> f
     return mean(shares)
 
 
+def conclusions_kept(window: int, seeds: Iterable[int] = REPORTED_SEEDS) -> tuple[int, int]:
+    """Returns how many of an agent's answers are in the last window, and how many it gave: each after one large tool output."""
+    kept = given = 0
+    for seed in seeds:
+        answers: list[str] = []
+        with AgentContext(context_window=window, counter=COUNTER) as ctx:
+            for number, kind in enumerate(KINDS * 2):
+                text = tool_text(kind, 100 * seed + number)
+                call = ToolCallPart(f"c{number}", text.tool, text.arguments)
+                answers.append(f"The {kind} says: {text.answer}")
+                ctx.add(user(text.question, id=f"u{number}"))
+                ctx.add(assistant("", id=f"a{number}", calls=[call]))
+                ctx.add(
+                    [
+                        tool_result(call.id, text.text[:OUTPUT_CHARS], id=f"t{number}"),
+                        assistant(answers[-1], id=f"b{number}"),
+                    ]
+                )
+            shown = "\n".join(message.text for message in ctx.window().messages)
+        kept += sum(answer in shown for answer in answers)
+        given += len(answers)
+    return kept, given
+
+
 def summary_of(window: str) -> str:
     """The summary in a window that `_window` made, "" where nothing was summarised."""
     match = re.search(r"<\w+ summary>\n(.*?)(?=\n\n<\w+ \w+>\n|\Z)", window, re.S)
@@ -265,6 +301,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
             f"Targets: 0 of each, less than 0.05. {FILE}=FILE writes the windows whole.",
         ),
         _answers(quick=quick),
+        _conclusions(quick=quick),
     ]
 
 
@@ -278,4 +315,14 @@ def _answers(*, quick: bool) -> Sheet:
             for source, part in (ANSWERS[:1] if quick else ANSWERS)
         ),
         "Rare words count more. A summary has about a tenth of the window.",
+    )
+
+
+def _conclusions(*, quick: bool) -> Sheet:
+    rows = [(window, *conclusions_kept(window, REPORTED_SEEDS[: 1 if quick else None])) for window in WINDOWS_OF_LOGS]
+    return Sheet(
+        "Answers of an agent, each about one large tool output, that the last window still has",
+        ("window", "in the window", "of"),
+        tuple((f"{window:,}", kept, given) for window, kept, given in rows),
+        f"Sessions of {2 * len(KINDS)} outputs, made by seeds that were not tuned on; summaries without a model.",
     )

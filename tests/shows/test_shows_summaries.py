@@ -32,6 +32,13 @@ def test_a_reader_finds_no_stamps_and_no_fragments() -> None:
         assert len(found.without_subject) < 0.05 * found.lines, name
 
 
+@pytest.mark.parametrize("window", [8_000, 16_000])
+def test_what_an_agent_says_of_large_outputs_outlives_their_lines(window: int) -> None:
+    kept, given = reader.conclusions_kept(window)
+    assert given == 48
+    assert kept >= 0.85 * given
+
+
 @pytest.mark.parametrize(
     ("line", "fault"),
     [

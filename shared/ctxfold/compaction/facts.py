@@ -62,6 +62,7 @@ SUBJECT_MESSAGES = 8  # a word that stands in so many is about such a subject
 DECIDES, DIRECTS_OTHERS = 2.0, 0.75  # factors of a decision or wish, and of what a named speaker tells others to do
 FAILURE = 3.0  # factor of a line of a tool output that reports a failure
 MAX_FAILURES = 2  # lines of one output
+FEW_LINES = 3  # of an output, which count in full; the lines of a larger one count as much as these together
 MAX_CALL_CHARS = 300  # of the arguments of a call that are one line
 SHORT_VALUE = 3  # characters; a value this short means nothing without its key
 _ROLE_WEIGHT = {"user": 3.0, "system": 2.0, "assistant": 1.5, "tool": 1.0}
@@ -273,12 +274,13 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_StatedLine]:
     speakers = named_speakers(message_of(s)[0] for s in sources)
     folded_speakers = frozenset(s.casefold() for s in speakers)
     times = spoken_times(sources)
+    of_output = Counter(message_of(s)[1] for s in sources if _is_kept_line(s))
     tools: dict[str, str] = {}
     question = ""
     for source, at in zip(sources, times, strict=True):
         message, number = message_of(source)
-        if isinstance(source, Entry) and message.kind == "summary" and not source.seq:
-            yield from _kept_line(message, number)
+        if _is_kept_line(source):
+            yield from _kept_line(message, number, of_output[number])
             continue
         tools |= {c.id: c.name for c in message.tool_calls}
         role = _SUMMARY_WEIGHT if message.kind == "summary" else _ROLE_WEIGHT[message.role]
@@ -290,7 +292,7 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_StatedLine]:
             yield from _failures(message, tool, number, role)
             if not is_code(message.text):
                 speeches = [replace(s, speaker=tool) for s in spoken(replace(message, name=None), frozenset(), at)]
-                yield from _lines(speeches, message, number, role)
+                yield from _lines(speeches, message, number, role * _share(1 + message.text.count("\n")))
         else:
             yield from _lines(list(spoken(message, speakers, at)), message, number, role, question, folded_speakers)
         for call in message.tool_calls:
@@ -300,14 +302,24 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_StatedLine]:
             question = _closing_question(message.text) if message.role == "assistant" else ""
 
 
-def _kept_line(message: Message, number: int) -> Iterator[_StatedLine]:
-    """Yields a line of an earlier ledger as it is: it was chosen already."""
+def _share(lines: int) -> float:
+    """Returns a factor for each of so many lines of one output."""
+    return min(1.0, FEW_LINES / lines)
+
+
+def _is_kept_line(source: FactSource) -> bool:
+    """Tells whether a source is a line of an earlier ledger."""
+    return isinstance(source, Entry) and source.message.kind == "summary" and not source.seq
+
+
+def _kept_line(message: Message, number: int, of_message: int) -> Iterator[_StatedLine]:
+    """Yields a line of an earlier ledger as it is: it was chosen already. `of_message` lines there are of the same message."""
     speeches = list(spoken(message, frozenset()))
     if not speeches:
         return
     speech, line = speeches[0], Line(message.text, number, message.id)
     if message.role == "tool":
-        role, text, whole = 1.0, message.text, True
+        role, text, whole = _share(of_message), message.text, True
     else:
         role = _ROLE_WEIGHT["assistant" if speech.speaker.startswith("assistant") else "user"]
         # what was a fragment is one still: a better line takes its place
