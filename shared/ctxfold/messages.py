@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from ctxfold.errors import InvalidTextError, InvalidToolArgumentsError, MessageError, UnknownRoleError
 from ctxfold.validation import is_a, json_problem, kind_of
@@ -93,6 +93,16 @@ Part: TypeAlias = TextPart | ReasoningPart | MediaPart | ToolCallPart | ToolResu
 PARTS = (TextPart, ReasoningPart, MediaPart, ToolCallPart, ToolResultPart, Opaque)
 
 
+class _ByType:
+    """Makes pydantic choose the class of a part by its `type`: it would try one after the other, which takes five times as long."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic import Field
+
+        return handler(Annotated[source, Field(discriminator="type")])
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens as a provider reported them; `input_tokens` includes cache hits."""
@@ -144,7 +154,7 @@ class Message:
 
     id: str
     role: Role
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Annotated[Part, _ByType], ...] = ()
     name: str | None = None
     kind: MessageKind = "message"
     model: str | None = None
