@@ -548,8 +548,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_is_said_nearby_counts_alike_however_far",
-            "            bends[place + 1] -= 2 * step * frequency\n            bends[place + REACH + 2] += step * frequency",
-            "            bends[place + 1] -= step * frequency",
+            "            bends[at + 1] -= 2 * step * frequency\n            bends[at + REACH + 2] += step * frequency",
+            "            bends[at + 1] -= step * frequency",
             "retrieval/test_recall.py::test_what_is_said_nearby_counts_less_with_each_step",
         ),
         (

@@ -266,26 +266,32 @@ def _with_near_terms(
     places = {seq: place for place, seq in enumerate(line_up) if seq and seq in scored}
     needs = [HALF_TERMS / (HALF_TERMS + lengths[seq]) if seq else 0.0 for seq in line_up]
     # the weights around a message are two straight lines: numbers where these bend, accumulated twice
-    step, size = NEIGHBOUR_WEIGHT / REACH, len(line_up)
+    step = NEIGHBOUR_WEIGHT / REACH
     peak = step * (REACH + 1)
-    totals = [0.0] * size
+    totals = [0.0] * len(line_up)
     for term, hits in postings.by_term.items():
-        frequencies = [(places[seq], n / (base + per_token * length)) for seq, n, length in hits if seq in places]
+        frequencies = [
+            (place, n / (base + per_token * length))
+            for seq, n, length in hits
+            if (place := places.get(seq)) is not None
+        ]
         if not frequencies:
             continue
-        own, bends = [0.0] * size, [0.0] * (size + 2)
+        start, end = frequencies[0][0] - REACH, frequencies[-1][0] + REACH + 1  # hits are in order
+        own, bends = [0.0] * (end - start), [0.0] * (end - start + 2)
         for place, frequency in frequencies:
-            own[place] = frequency
-            bends[place - REACH] += step * frequency
-            bends[place + 1] -= 2 * step * frequency
-            bends[place + REACH + 2] += step * frequency
+            at = place - start
+            own[at] = frequency
+            bends[at - REACH] += step * frequency
+            bends[at + 1] -= 2 * step * frequency
+            bends[at + REACH + 2] += step * frequency
         weight = found.weights[term] * (K1 + 1)
         around = accumulate(accumulate(bends))
-        totals = [
+        totals[start:end] = [
             total + weight * both / (both + K1)
             if (both := itself + need * (nearby - peak * itself)) > LEAST_FREQUENCY
             else total
-            for total, itself, need, nearby in zip(totals, own, needs, around, strict=False)
+            for total, itself, need, nearby in zip(totals[start:end], own, needs[start:end], around, strict=False)
         ]
     return {seq: total for seq, total in zip(line_up, totals, strict=True) if total}
 
