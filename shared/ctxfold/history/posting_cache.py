@@ -57,8 +57,9 @@ class Hits:
         """Stores the lengths of documents in an index of this size."""
         with self._lock:
             self._resized(size)
-            both = {**self._lengths, **lengths}
-            self._lengths = both if len(both) <= LENGTHS else dict(lengths)
+            self._lengths.update(lengths)
+            if len(self._lengths) > LENGTHS:
+                self._lengths = dict(lengths)
 
     def among(self, terms: Sequence[str], seqs: Sequence[int]) -> tuple[dict[str, tuple[Hit, ...]], tuple[int, ...]]:
         """Returns the hits of the terms in these documents, and the documents for which not all terms are cached."""
@@ -77,8 +78,10 @@ class Hits:
             for term, hits in hits_by_term.items():
                 by_seq = {hit[0]: hit for hit in hits}
                 new = {seq: by_seq.get(seq) for seq in seqs}
-                both = (self._single.get(term) or {}) | new
-                self._single.put(term, both if len(both) <= SINGLE else new)
+                known = self._single.get_or_make(term, dict)
+                known.update(new)
+                if len(known) > SINGLE:
+                    self._single.put(term, new)
 
 
 @dataclass(frozen=True, slots=True)
