@@ -2219,6 +2219,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "compaction/transcript.py",
+        (
+            "copied_tags_stay",
+            """return _TAG_LINE.sub("", text).strip()""",
+            "return text.strip()",
+            "compaction/test_summaries.py::test_markup_of_the_transcript_that_a_model_copies_is_left_out",
+        ),
+    ),
+    *_of(
         "policy/settings.py",
         (
             "a_summary_takes_a_fifth_of_every_budget",

@@ -61,6 +61,16 @@ async def test_the_models_words_and_what_they_leave_out(how: str) -> None:
     assert all(code in shown(backend.requests[0]) for code in CODES)
 
 
+def test_markup_of_the_transcript_that_a_model_copies_is_left_out() -> None:
+    copied = (
+        '<transcript>\n<message role="user">\nThey spoke of lockers.\n</message>\nThe tag <message role="x"> was named.'
+    )
+    backend = ScriptedBackend([copied], context_window=8_000)
+    text = SummaryWriter(backend).write(talk()).text
+    assert "They spoke of lockers.\nThe tag" in text
+    assert "role=" not in text.replace('‹message role="x"> was named', "")
+
+
 def test_an_earlier_summary_is_carried_over() -> None:
     backend = ScriptedBackend(["Old and new."], context_window=8_000)
     earlier = replace(user("Earlier they chose the colour teal-14.", id="s"), kind="summary")

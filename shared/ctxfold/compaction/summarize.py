@@ -20,7 +20,7 @@ from ctxfold.compaction.live_prefix import LivePrefix
 from ctxfold.compaction.plan import Writer
 from ctxfold.compaction.selection import summary_limit
 from ctxfold.compaction.strategy import MODEL_SHARE
-from ctxfold.compaction.transcript import INSTRUCTIONS, pieces, request, transcript
+from ctxfold.compaction.transcript import INSTRUCTIONS, pieces, request, transcript, without_tags
 from ctxfold.compaction.verify import Verification, check, invented_too_much, looks_wrong
 from ctxfold.effects import All, Complete, Flow, limited, off_loop
 from ctxfold.errors import BackendError, CtxError, SummarizationFailedError
@@ -309,7 +309,7 @@ def _answer(task: _Task, request: Request) -> Flow[str]:
     task.live = False if request.live_prefix else task.live  # until its text has passed
     if reply.message.tool_calls:
         raise SummarizationFailedError(f"the model called {reply.message.tool_calls[0].name} instead of summarising")
-    text = reply.message.text.strip()
+    text = without_tags(reply.message.text)
     if not text:
         raise SummarizationFailedError("the summariser returned no text")
     if (cost := task.counter.count_text(text)) > task.limit:
