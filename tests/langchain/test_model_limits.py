@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelFallbackMiddleware
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_openai import ChatOpenAI
@@ -81,15 +82,15 @@ def test_wrapped_models_that_share_a_session(tmp_path: Path, big_first: bool, co
             each.close()
 
 
-def anthropic_model(server: ModelServer) -> BaseChatModel:
+def anthropic_model(server: ModelServer, max_tokens: int = 4_000) -> BaseChatModel:
     from langchain_anthropic import ChatAnthropic  # takes a second: only the worker that runs this is to wait
 
     url: Any = server.base_url.removesuffix("/v1")
-    return ChatAnthropic(model="m", base_url=url, api_key="x", max_retries=0, max_tokens=4_000)  # type: ignore[arg-type, call-arg]
+    return ChatAnthropic(model="m", base_url=url, api_key="x", max_retries=0, max_tokens=max_tokens)  # type: ignore[arg-type, call-arg]
 
 
-def openai_model(server: ModelServer) -> BaseChatModel:
-    return ChatOpenAI(model="m", base_url=server.base_url, api_key="x", max_retries=0, max_tokens=4_000)  # type: ignore[arg-type, call-arg]
+def openai_model(server: ModelServer, max_tokens: int = 4_000) -> BaseChatModel:
+    return ChatOpenAI(model="m", base_url=server.base_url, api_key="x", max_retries=0, max_tokens=max_tokens)  # type: ignore[arg-type, call-arg]
 
 
 @pytest.mark.parametrize("face", ["middleware", "with_context"])
@@ -107,6 +108,22 @@ def test_replies_that_a_model_object_allows_itself(make: Any, face: str) -> None
             given = {"messages": [HumanMessage(f"{number}. {LONG[:3_000]}")]}
             assert agent.invoke(given, T)["messages"][-1].text.startswith("it has read it")
         assert len(server.requests) - server.prefix_stats().requests == 1
+
+
+@pytest.mark.parametrize("max_tokens", [7_900, 8_000])
+@pytest.mark.parametrize("make", [anthropic_model, openai_model])
+def test_a_reply_that_leaves_no_room_for_the_question(tmp_path: Path, make: Any, max_tokens: int) -> None:
+    """The error names the setting, and the session has its whole window again once the setting is lower."""
+    store = f"sqlite:///{tmp_path / 'chat.db'}"
+    with ModelServer(model="m", script=answering("it"), context_window=8_000) as server:
+        chat = with_context(make(server, max_tokens), session_id="s", store=store, context_window=8_000)
+        with pytest.raises(ContextOverflowError, match="send less, lower max_tokens, or set context_window"):
+            chat.invoke(LONG[:3_000])
+        chat.close()
+        lowered = with_context(make(server, 400), session_id="s", store=store, context_window=8_000)
+        assert lowered.invoke(LONG[:3_000]).text.startswith("it has read it")
+        assert lowered.context().rules().context_window == 8_000
+        lowered.close()
 
 
 class TooLong(Exception):

@@ -20,7 +20,7 @@ _ADVICE: Mapping[str, str] = {
     "connect": "is the server running, and are provider and base_url right?",
     "connection": "try again, and check base_url if it stays",
     "content_filter": "change the content",
-    "context_overflow": "send less, or set context_window to what the model allows",
+    "context_overflow": "send less, lower max_tokens, or set context_window to what the model allows",
     "empty_response": "try again",
     "overloaded": "try again later",
     "protocol": "check base_url and provider",

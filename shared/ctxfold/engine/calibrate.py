@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from ctxfold.effects import Flow
 from ctxfold.engine.engine import Engine
+from ctxfold.engine.fit import newest_user_alone
 from ctxfold.engine.request import Options
 from ctxfold.errors import BackendError
 from ctxfold.events import PromptTruncated, RulesChanged
@@ -29,7 +30,10 @@ def calibrate_from_refusal(
     before, rules = open_session.window_rules(window), open_session.rules(window)
     limit, reply_tokens = error.limit_tokens, error.reply_tokens or 0
     if limit is not None and reply_tokens > max(before.reply_reserve_tokens, options.max_tokens or 0):
-        limit = prompt_limit(before, limit, reply_tokens)  # a setting of the model's own, which no call names
+        # a setting of the model's own, which no call names
+        tools = engine.ports.counter.count_tools(options.tools)
+        _, least_tokens = newest_user_alone(open_session.view(turn_id), tools)
+        limit = prompt_limit(before, limit, reply_tokens=reply_tokens, least_tokens=least_tokens)
     learnt = overflowed(
         open_session.state.calibrations.get(model),
         model=model,

@@ -445,7 +445,7 @@ def _too_large(stage: Stage, overhead_tokens: int, reply_tokens: int, window: st
     """
     rules, view = stage.rules, stage.view
     question = newest_question(view)
-    newest, alone = _newest_user_alone(view, overhead_tokens)
+    newest, alone = newest_user_alone(view, overhead_tokens)
     if question is None or newest is None or alone <= rules.budget_tokens:
         return _excluded_too_large(view, alone, rules, window) if rules.exclude_tools else None
     if alone - reply_tokens <= rules.budget_tokens:
@@ -465,12 +465,12 @@ def _too_large(stage: Stage, overhead_tokens: int, reply_tokens: int, window: st
 
 def _answered_too_large(view: View, overhead_tokens: int, rules: Policy) -> str:
     """Returns the id of the newest user message where it has its answer and does not fit even alone; else nothing."""
-    newest, alone = _newest_user_alone(view, overhead_tokens)
+    newest, alone = newest_user_alone(view, overhead_tokens)
     answered = newest is not None and newest_question(view) is None
     return newest.id if newest is not None and answered and alone > rules.budget_tokens else ""
 
 
-def _newest_user_alone(view: View, overhead_tokens: int) -> tuple[Entry | None, int]:
+def newest_user_alone(view: View, overhead_tokens: int) -> tuple[Entry | None, int]:
     """Returns the entry of the newest user message, and the tokens of a request that holds nothing else of the conversation."""
     newest = view.newest_user()
     return newest, sum(e.tokens for e in view.system) + overhead_tokens + (newest.tokens if newest else 0)

@@ -49,10 +49,13 @@ def overflowed(
     return replace(learnt or known or Calibrated(model, 1.0, 0.0, 0), limit=limit)
 
 
-def prompt_limit(rules: Policy, limit: int, reply_tokens: int) -> int:
-    """Returns the window whose budget leaves room for such a reply within a model's limit, as the reserve is resized with it."""
+def prompt_limit(rules: Policy, limit: int, *, reply_tokens: int, least_tokens: int) -> int:
+    """Returns the window whose budget leaves room for such a reply within a model's limit, as the reserve is resized with it.
+
+    Where the rest would not even hold the `least_tokens` of the request, only a smaller reply helps: returns the limit as it is.
+    """
     prompt = limit - reply_tokens
-    return prompt + min(rules.reply_reserve_tokens, prompt // 4) if prompt > 0 else limit
+    return prompt + min(rules.reply_reserve_tokens, prompt // 4) if prompt >= least_tokens else limit
 
 
 def with_known_limit(rules: Policy, known: Calibrated | None) -> Policy:
