@@ -29,7 +29,6 @@ from langchain_ctx.models import is_same_model
 
 Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
-CALL_BLOCKS = ("tool_call", "tool_use")
 
 
 def asked(messages: Iterable[Message], model: str | None = None) -> list[BaseMessage]:
@@ -145,7 +144,7 @@ def _copied_json(value: object) -> Any:
 def _sent(message: Message, model: str | None) -> BaseMessage:
     converted = to_langchain(message)
     if _is_claude(model):
-        converted = _without_other_calls(converted)
+        converted = _for_claude(converted, message.model)
     # nothing can answer these
     if isinstance(converted, AIMessage) and any(not c["id"] for c in converted.invalid_tool_calls):
         converted = converted.model_copy(
@@ -163,14 +162,29 @@ def _sent(message: Message, model: str | None) -> BaseMessage:
     return converted.model_copy(update={"content": blocks})
 
 
-def _without_other_calls(message: BaseMessage) -> BaseMessage:
-    """Returns the message without blocks under ids that its calls do not have any more; its `tool_calls` are sent for them."""
+def _for_claude(message: BaseMessage, written_by: str | None) -> BaseMessage:
+    """Returns the message without the blocks that Anthropic refuses.
+
+    These are blocks under ids that the message's calls do not have any more, for which its `tool_calls` are sent, and thinking
+    that Claude has not signed.
+    """
     if not isinstance(message, AIMessage) or isinstance(message.content, str):
         return message
     ids = {call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)}
-    content = [
-        b for b in message.content if isinstance(b, str) or b.get("type") not in CALL_BLOCKS or b.get("id") in ids
-    ]
+    other_model = written_by is not None and not _is_claude(written_by)
+
+    def refused(block: str | dict[Any, Any]) -> bool:
+        if isinstance(block, str):
+            return False
+        match block.get("type"):
+            case "thinking":
+                return other_model or not block.get("signature")
+            case "tool_call" | "tool_use":
+                return block.get("id") not in ids
+            case _:
+                return False
+
+    content = [block for block in message.content if not refused(block)]
     return message if len(content) == len(message.content) else message.model_copy(update={"content": content})
 
 

@@ -130,3 +130,26 @@ def test_an_agent_changes_its_model_within_a_tool_round_and_back() -> None:
         assert blocks[:2] == [[], ["thinking", *["tool_use"] * 4]]  # its own two calls, and two of Bedrock's
         rows = [m for r in first.requests for m in r.body["messages"] if m["role"] == "assistant"]
         assert all("reasoningContent" not in block for block in rows[0]["content"])
+
+
+@pytest.mark.parametrize("face", ["with_context", "middleware"])
+def test_thinking_in_the_blocks_of_another_model_does_not_go_to_claude(face: str) -> None:
+    """Gemini's model of LangChain leaves thoughts in the content, and Anthropic refuses what Claude has not signed."""
+    calls: Any = [{"type": "tool_call", "name": "look", "args": {}, "id": "c1"}]
+    blocks: Any = [{"type": "thinking", "thinking": "of Gemini"}, {"type": "text", "text": "I look."}]
+    named = {"model_name": "gemini-3-pro-preview", "model_provider": "google_genai"}
+    reply = AIMessage(blocks, tool_calls=calls, response_metadata=named, id="a")
+    history = [HumanMessage("q", id="h"), reply, *answered(reply)]
+    with ModelServer(script=[DONE, DONE], strict="anthropic") as server:
+        model = anthropic(server.base_url)
+        if face == "middleware":
+            agent = create_agent(model, [], middleware=[ContextMiddleware(context_window=50_000)])
+            assert agent.invoke({"messages": history})["messages"][-1].text == "done"
+        else:
+            chat = with_context(model, session_id="s", context_window=50_000)
+            done = chat.invoke(history)
+            chat.invoke([*history, done, HumanMessage("q2", id="h2")])
+            own = server.requests[1].body["messages"][3]["content"]
+            assert [block["type"] for block in own] == ["thinking", "text"]
+        sent = server.requests[0].body["messages"][1]["content"]
+        assert [block["type"] for block in sent] == ["text", "tool_use"]
