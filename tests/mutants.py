@@ -748,6 +748,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "history/calibration.py",
         (
+            "a_limit_without_room_for_the_question_is_learnt",
+            "if prompt >= least_tokens else limit",
+            "if prompt > 0 else limit",
+            "langchain/test_model_limits.py::test_a_reply_that_leaves_no_room_for_the_question",
+        ),
+        (
             "one_reply_makes_a_window_wider",
             "if known.samples < WIDENS_AFTER:",
             "if False:",
@@ -2238,6 +2244,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "backends/http.py",
+        (
+            "the_thread_for_deadlines_sleeps_until_the_deadline",
+            "min([now_s + LINGER_S, *(g.deadline_s for g in self._guards)])",
+            "min([g.deadline_s for g in self._guards] or [now_s + LINGER_S])",
+            "wire/test_connection.py::test_the_thread_for_deadlines_ends_with_the_calls",
+        ),
         (
             "connections_of_a_collected_model_stay_open",
             "        finalize(self, _close_lanes, self._idle).atexit = False\n",

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -299,6 +300,16 @@ def test_a_backend_that_nobody_closes_leaves_no_connection(in_a_cycle: bool) -> 
             gc.collect()
             wait_for(lambda: server.played)
         assert [w.message for w in caught if w.category is ResourceWarning] == []
+
+
+def test_the_thread_for_deadlines_ends_with_the_calls() -> None:
+    """A program that makes a model for each of its requests does not gather threads, whatever their timeout."""
+    before = {*threading.enumerate()}
+    with RawServer(OK) as server:
+        backend = make(server, timeout_s=600.0)
+        backend.send(REQUEST)
+        wait_for(lambda: not [t for t in threading.enumerate() if t.name == "ctxfold-deadlines" and t not in before])
+        backend.close()
 
 
 def test_one_backend_on_several_event_loops() -> None:
