@@ -128,16 +128,13 @@ def _plain(value: object) -> Any:
 
 @contextmanager
 def within(*, as_json: bool = False) -> Generator[None, None, None]:
-    """Ends the command with a line on stderr and an exit code when ctxfold raises an error, without a traceback."""
+    """Ends the command with a line on stderr and an exit code when ctxfold or a file raises an error, without a traceback."""
     try:
         yield
-    except CtxError as error:
+    except (CtxError, OSError) as error:
         payload = {"error": {"type": type(error).__name__, "message": str(error)}}
         print(json.dumps(payload) if as_json else f"error: {shown(str(error))}", file=sys.stderr)
         raise typer.Exit(next((code for kind, code in CODES if isinstance(error, kind)), 1)) from None
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
 
 
 @contextmanager

@@ -200,16 +200,18 @@ def prune(
         str | None, typer.Option("--older-than", help="erase older messages: 12h, 30d, 6w, 1y")
     ] = None,
     max_messages: Annotated[
-        int | None, typer.Option("--max-messages", help="keep at most this number of messages per session")
+        int | None, typer.Option("--max-messages", min=1, help="keep at most this number of messages per session")
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", help="keep at most this number of bytes per session")
+        int | None, typer.Option("--max-bytes", min=1, help="keep at most this number of bytes per session")
     ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Erase for good what exceeds these limits in every session of the owner; sessions that are older are removed."""
     with within(as_json=as_json), opened(store) as place:
+        if older_than is None and max_messages is None and max_bytes is None:
+            raise ConfigError("no limit is given: use --older-than, --max-messages or --max-bytes")
         limits = Retention(
             max_age=None if older_than is None else age("--older-than", older_than),
             max_messages=max_messages,
