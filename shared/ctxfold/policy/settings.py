@@ -363,8 +363,11 @@ def _config_error(error: ValidationError) -> ConfigError:
 
 def unknown_setting(name: str, parameters: Sequence[str] = ()) -> ConfigError:
     """Returns the error for a setting that neither a policy nor a constructor with these parameters has."""
-    if name in _FOREIGN_NAMES:
-        return ConfigError(f"there is no setting {name!r}: ctxfold calls it {_FOREIGN_NAMES[name]}")
+    known_as = _FOREIGN_NAMES.get(name, name)
+    if known_as not in parameters:  # some constructors keep the name of their framework, such as llm
+        known_as = next((own for own in parameters if _FOREIGN_NAMES.get(own) == known_as), known_as)
+    if known_as != name:
+        return ConfigError(f"there is no setting {name!r}: ctxfold calls it {known_as}")
     names = tuple(dict.fromkeys((*Policy.model_fields, *parameters)))
     near = get_close_matches(name, names, cutoff=0.65)
     known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
