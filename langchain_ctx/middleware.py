@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Generator, Mapping,
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, NotRequired, Unpack, cast
+from typing import Annotated, Any, Never, NotRequired, Unpack, cast
 from uuid import UUID
 
 from langchain.agents.middleware.types import (
@@ -43,7 +43,7 @@ from ctxfold.policy.settings import session_limit
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import check_name, name_or_own
+from ctxfold.validation import check_name, kind_of, name_or_own
 from langchain_ctx.active_model import (
     Caller,
     CallersModel,
@@ -387,7 +387,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
     @renamed_keywords(KEYWORDS)
     def __init__(
         self,
-        *,
+        *args: Never,
         context_window: int | None = None,
         store: str | Store | None = None,
         session_id: str | None = None,
@@ -397,6 +397,11 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         history_tools: bool | Collection[str] = True,
         **settings: Unpack[ContextSettings],
     ) -> None:
+        if args:  # the model, which LangChain's SummarizationMiddleware takes first
+            raise ConfigError(
+                f"ContextMiddleware was given {kind_of(args[0])} without a keyword: the model goes to create_agent, and one that "
+                "writes the summaries is summarizer=..."
+            )
         super().__init__()
         self.tools = own_history_tools(history_tools, self._context_of)
         self._session = None if session_id is None else check_name("session", session_id)

@@ -23,7 +23,7 @@ from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import check_name
+from ctxfold.validation import check_name, is_a, kind_of
 from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.errors import translated
 from langchain_ctx.inner_model import asked
@@ -87,6 +87,8 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
     ) -> None:
         self._session = None if session_id is None else check_name("session", session_id)
         self._owner = check_name("owner", owner)
+        if isinstance(tools, str) or not is_a(tools, Sequence):  # one tool alone is iterable: it yields its fields
+            raise ConfigError(f"tools is {kind_of(tools)}: give a list of tools")
         self._options = Options(tools=counted(tools), overhead_tokens=overhead_tokens)
         self._messages_key = messages_key
         self._output_key = output_key

@@ -18,6 +18,7 @@ from ctxfold.testing import ModelServer
 from langchain_ctx import (
     ChatCtx,
     ContextMiddleware,
+    ContextNode,
     ContextSummarizer,
     CtxChatMessageHistory,
     LangChainBackend,
@@ -70,6 +71,8 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
     ("trigger", r"TokensTrigger\(at=4_000\)", lambda m: ContextMiddleware(context_window=900, trigger=("tokens", 4_000))),
     ("keep", "'keep': ctxfold calls it keep_last", lambda m: ContextMiddleware(context_window=900, keep=("messages", 4))),
     ("tools of the agent", "names look: there are", lambda m: ContextMiddleware(context_window=900, history_tools="look")),
+    ("the model first", "create_agent, and one that writes the summaries is summarizer=", lambda m: ContextMiddleware(m)),
+    ("one tool", "tools is a ChatCtx: give a list of tools", lambda m: ContextNode(context_window=900, tools=m)),
     ("sections", "sections hold a str: make a section of it", lambda m: ContextMiddleware(context_window=900, sections=["x"])),
     ("one retriever", "sections is a ChatCtx: give a list", lambda m: with_context(m, context_window=900, sections=m)),
     ("nobody", "session id is missing: give each conversation a name", lambda m: opened(None)),
