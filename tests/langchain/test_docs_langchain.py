@@ -11,15 +11,16 @@ import pytest
 from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.vectorstores import InMemoryVectorStore
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.warnings import LangGraphDeprecatedSinceV10
 
 import langchain_ctx
-from ctxfold.testing import ModelServer
-from langchain_ctx import ChatCtx
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from langchain_ctx import ChatCtx, CtxChatMessageHistory
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOLD, ASKED = HumanMessage("My locker is 47-B."), HumanMessage("What is my locker?")
@@ -118,8 +119,29 @@ def test_owners_of_a_history(names: dict[str, Any]) -> None:
     names["factory"].close()
 
 
+def test_a_tool_round_of_several_runs() -> None:
+    look: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    replies = [Scripted(tool_calls=(ScriptedCall("look"),)), Scripted("It is entry 7.")]
+    with (
+        ModelServer(script=replies, strict="openai") as server,
+        ChatCtx(model="m", base_url=server.base_url, api_key="x", max_retries=0) as model,  # type: ignore[arg-type]
+        CtxChatMessageHistory.factory(context_window=8_000) as factory,
+    ):
+        names: dict[str, Any] = {
+            "model": model,
+            "tools": [look],
+            "factory": factory,
+            "config": {"configurable": {"session_id": "s"}},
+        }
+        names |= {"HumanMessage": HumanMessage, "ToolMessage": ToolMessage}
+        names["RunnableWithMessageHistory"] = RunnableWithMessageHistory
+        run(names, "langchain-sessions.md", 1)
+        assert names["answer"].text == "It is entry 7."
+        assert [m.type for m in factory("s").messages] == ["human", "ai", "tool", "ai"]
+
+
 def test_every_example_is_run_and_every_name_exists() -> None:
     assert len(examples("langchain.md")) == 7
-    assert len(examples("langchain-sessions.md")) == 1
+    assert len(examples("langchain-sessions.md")) == 2
     named = set(re.findall(r"from langchain_ctx import ([^\n]+)", "\n".join(examples("langchain.md"))))
     assert {name for line in named for name in line.split(", ")} <= set(langchain_ctx.__all__)
