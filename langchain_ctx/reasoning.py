@@ -127,7 +127,7 @@ class _ReturnsReasoning:
 def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage], model: BaseChatModel) -> None:
     """Puts reasoning into the request's assistant messages, in order. When one has it, services require the field in all.
 
-    DeepSeek wants the field in every answer while it thinks, also in those of other models, and ignores it else. What a model of
+    DeepSeek wants the field in every answer while it thinks, also in those without a thought, and ignores it else. What a model of
     another name has thought through another package is not sent: services that do not think refuse the field.
     """
     answers = [m for m in messages if isinstance(m, AIMessage) or getattr(m, "role", None) == "assistant"]
@@ -140,7 +140,7 @@ def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage], mo
         None if of_other and m.response_metadata.get("model_provider") not in own_providers else _thought(m)
         for m, of_other in zip(answers, of_others, strict=True)
     ]
-    if all(t is None for t in thoughts) and not (any(of_others) and _is_deepseek(model)):
+    if all(t is None for t in thoughts) and not _is_deepseek(model):
         return
     if len(answers) != len(places):
         raise ConfigError(

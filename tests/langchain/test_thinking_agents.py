@@ -67,6 +67,16 @@ def test_without_it_the_second_request_is_refused(make: Callable[[str], Any]) ->
         model.root_client.close()
 
 
+@pytest.mark.parametrize("line", [reasoning_sent_back, context_kept, with_middleware])
+def test_deepseek_goes_on_from_an_answer_without_a_thought(line: Callable[[Any], Any]) -> None:
+    """It refuses an answer without the field, also where it has thought nothing for it."""
+    replies = [Scripted(tool_calls=(ScriptedCall("look", '{"key": 1}'),)), Scripted("All found.")]
+    with ModelServer(model="m", script=replies, strict="deepseek") as server:
+        model = deepseek(server.base_url)
+        assert line(model).invoke({"messages": [HumanMessage("Find all.")]})["messages"][-1].text == "All found."
+        model.root_client.close()
+
+
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
 @pytest.mark.parametrize("line", [reasoning_sent_back, context_kept, with_middleware])
 @pytest.mark.parametrize("make", [deepseek, openai])
