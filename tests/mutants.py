@@ -2579,8 +2579,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "compaction/facts.py",
         (
             "each_line_of_a_large_output_counts_in_full",
-            """role * _share(1 + message.text.count("\\n"))""",
-            "role",
+            "number, role * share)",
+            "number, role)",
             "shows/test_shows_summaries.py::test_what_an_agent_says_of_large_outputs_outlives_their_lines",
         ),
         (
@@ -2588,6 +2588,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "role, text, whole = _share(of_message), message.text, True",
             "role, text, whole = 1.0, message.text, True",
             "shows/test_shows_summaries.py::test_what_an_agent_says_of_large_outputs_outlives_their_lines",
+        ),
+        (
+            "blank_lines_of_an_output_count",
+            "sum(1 for text in message.text.splitlines() if text.strip())",
+            "len(message.text.splitlines())",
+            "compaction/test_statements.py::test_blank_lines_of_an_output_do_not_count",
+        ),
+        (
+            "kept_lines_without_a_reference_are_of_one_output",
+            """return number or message.text.partition(": ")[0]""",
+            "return number",
+            "compaction/test_statements.py::test_a_small_output_outlives_a_second_summary",
         ),
         (
             "lines_of_code_are_facts",

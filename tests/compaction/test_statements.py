@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,31 @@ def test_what_an_excerpt_says_of_itself_is_no_fact() -> None:
     assert any(text.startswith("host-") and "characters left out; " in text for text in shown)
     assert any(text.startswith("{") and "characters left out here" in text for text in shown)
     assert re.findall(r".*(?:left out|line \d+\]|\[\.\.\.).*", summaries) == []
+
+
+@pytest.mark.parametrize("references", [True, False])
+def test_a_small_output_outlives_a_second_summary(references: bool) -> None:
+    """It is no part of a large one, also where nothing says which message a line of the first summary is of."""
+    rules: dict[str, Any] = {"keep_last": 2, "references": references, "auto_compact": False}
+    with AgentContext(context_window=6_000, counter=RatioCounter(), **rules) as ctx:
+        for turn in range(40):
+            tool, output = "read_log", "\n".join(f"Host-{turn}-{n} handled {turn * n + 13} items." for n in range(40))
+            if turn < 3:
+                tool, output = "get_order", f"The order's locker is L-{4_000 + turn}."
+            call = ToolCallPart(f"c{turn}", tool, "{}")
+            ctx.add([user(f"Please look at thing {turn}.", id=f"u{turn}"), assistant("", id=f"a{turn}", calls=[call])])
+            ctx.add([tool_result(call.id, output, id=f"t{turn}"), assistant(f"Thing {turn} is done.", id=f"b{turn}")])
+            if turn % 10 == 9:
+                ctx.compact()
+        (summary,) = (m.text for m in ctx.view().messages if m.kind == "summary")
+    assert summary.count("- get_order: The order's locker is") == 3
+
+
+def test_blank_lines_of_an_output_do_not_count() -> None:
+    fields = ["# Booking", "- **Guest:** Anna Meyer", "- **Reference:** QX-4711"]
+    close, apart = (extract(tool_run("find", sign.join(fields) + "\n")) for sign in ("\n", "\n\n\n"))
+    assert [fact.weight for fact in apart] == [fact.weight for fact in close]
+    assert "qx-4711" in [fact.value for fact in close]
 
 
 TRACEBACK = """\

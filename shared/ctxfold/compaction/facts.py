@@ -274,13 +274,13 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_StatedLine]:
     speakers = named_speakers(message_of(s)[0] for s in sources)
     folded_speakers = frozenset(s.casefold() for s in speakers)
     times = spoken_times(sources)
-    of_output = Counter(message_of(s)[1] for s in sources if _is_kept_line(s))
+    of_output = Counter(_origin(s) for s in sources if _is_kept_line(s))
     tools: dict[str, str] = {}
     question = ""
     for source, at in zip(sources, times, strict=True):
         message, number = message_of(source)
         if _is_kept_line(source):
-            yield from _kept_line(message, number, of_output[number])
+            yield from _kept_line(message, number, of_output[_origin(source)])
             continue
         tools |= {c.id: c.name for c in message.tool_calls}
         role = _SUMMARY_WEIGHT if message.kind == "summary" else _ROLE_WEIGHT[message.role]
@@ -292,7 +292,8 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_StatedLine]:
             yield from _failures(message, tool, number, role)
             if not is_code(message.text):
                 speeches = [replace(s, speaker=tool) for s in spoken(replace(message, name=None), frozenset(), at)]
-                yield from _lines(speeches, message, number, role * _share(1 + message.text.count("\n")))
+                share = _share(sum(1 for text in message.text.splitlines() if text.strip()))
+                yield from _lines(speeches, message, number, role * share)
         else:
             yield from _lines(list(spoken(message, speakers, at)), message, number, role, question, folded_speakers)
         for call in message.tool_calls:
@@ -304,7 +305,7 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_StatedLine]:
 
 def _share(lines: int) -> float:
     """Returns a factor for each of so many lines of one output."""
-    return min(1.0, FEW_LINES / lines)
+    return FEW_LINES / max(FEW_LINES, lines)
 
 
 def _is_kept_line(source: FactSource) -> bool:
@@ -312,8 +313,14 @@ def _is_kept_line(source: FactSource) -> bool:
     return isinstance(source, Entry) and source.message.kind == "summary" and not source.seq
 
 
+def _origin(source: FactSource) -> int | str:
+    """Returns the number of the message that a kept line comes from; its tool or speaker where the line has no reference."""
+    message, number = message_of(source)
+    return number or message.text.partition(": ")[0]
+
+
 def _kept_line(message: Message, number: int, of_message: int) -> Iterator[_StatedLine]:
-    """Yields a line of an earlier ledger as it is: it was chosen already. `of_message` lines there are of the same message."""
+    """Yields a line of an earlier ledger as it is: it was chosen already. `of_message` lines there are of the same origin."""
     speeches = list(spoken(message, frozenset()))
     if not speeches:
         return
