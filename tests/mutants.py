@@ -88,6 +88,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_statements.py::test_what_an_excerpt_says_of_itself_is_no_fact",
         ),
         (
+            "every_line_in_brackets_with_dots_is_a_marker",
+            r"""(?: line \d+| [\d,]+ of [\d,]+ (?:characters|items) left out\b.*)?\]$", re.M""",
+            r"""(?: .*)?\]$", re.M""",
+            "compaction/test_statements.py::test_a_line_that_somebody_writes_like_a_marker_is_read",
+        ),
+        (
             "notes_without_a_reference_are_text",
             "if not reference or m[2] == reference",
             "if m[2] == reference",
@@ -2226,6 +2232,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "compaction/transcript.py",
+        (
+            "every_message_element_is_a_tag_of_the_transcript",
+            r"""<message role="\w+">|""",
+            "<message[^>]*>|",
+            "compaction/test_summaries.py::test_elements_of_the_same_name_stay_in_a_summary",
+        ),
         (
             "copied_tags_stay",
             """return _TAG_LINE.sub("", text).strip()""",

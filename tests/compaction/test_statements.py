@@ -94,6 +94,11 @@ def test_what_an_excerpt_says_of_itself_is_no_fact() -> None:
     assert re.findall(r".*(?:left out|line \d+\]|\[\.\.\.).*", summaries) == []
 
 
+def test_a_line_that_somebody_writes_like_a_marker_is_read() -> None:
+    shown = lines(chat("My locker is 52-K.\n[... and Anna's locker is 77-Q]"))
+    assert any("Anna's locker is 77-Q" in line for line in shown)
+
+
 @pytest.mark.parametrize("references", [True, False])
 def test_a_small_output_outlives_a_second_summary(references: bool) -> None:
     """It is no part of a large one, also where nothing says which message a line of the first summary is of."""

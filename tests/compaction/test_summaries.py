@@ -62,13 +62,21 @@ async def test_the_models_words_and_what_they_leave_out(how: str) -> None:
 
 
 def test_markup_of_the_transcript_that_a_model_copies_is_left_out() -> None:
-    copied = (
-        '<transcript>\n<message role="user">\nThey spoke of lockers.\n</message>\nThe tag <message role="x"> was named.'
-    )
+    tags = '<transcript>\n<part number="1">\n<message role="user">'
+    copied = f'{tags}\nThey spoke of lockers.\n</message>\nThe tag <message role="x"> was named.'
     backend = ScriptedBackend([copied], context_window=8_000)
     text = SummaryWriter(backend).write(talk()).text
     assert "They spoke of lockers.\nThe tag" in text
+    assert "number=" not in text
     assert "role=" not in text.replace('‹message role="x"> was named', "")
+
+
+def test_elements_of_the_same_name_stay_in_a_summary() -> None:
+    backend = ScriptedBackend(['They send this:\n<message to="bob@example.org">\nHello.'], context_window=8_000)
+    assert (
+        'message to="bob@example.org">'
+        in SummaryWriter(backend).write([*talk(), user("To bob@example.org.", id="x")]).text
+    )
 
 
 def test_an_earlier_summary_is_carried_over() -> None:

@@ -34,7 +34,8 @@ _CODE = re.compile(
 )
 _NUMBERED = re.compile(r"\d{1,6}[:|\t →]")
 _MARKER = re.compile(r"^\[\.\.\.(?: line (\d+))?\]$", re.M)
-_ANY_MARKER = re.compile(r"^\[\.\.\.(?: .*)?\]$", re.M)
+# people write lines that begin so, too
+_ANY_MARKER = re.compile(r"^\[\.\.\.(?: line \d+| [\d,]+ of [\d,]+ (?:characters|items) left out\b.*)?\]$", re.M)
 
 
 @dataclass(slots=True)
