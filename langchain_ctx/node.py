@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack, cast
@@ -87,7 +87,8 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
     ) -> None:
         self._session = None if session_id is None else check_name("session", session_id)
         self._owner = check_name("owner", owner)
-        if isinstance(tools, str) or not is_a(tools, Sequence):  # one tool alone is iterable: it yields its fields
+        # one tool alone is iterable: it yields its fields
+        if is_a(tools or (), (str, Mapping)) or not is_a(tools or (), (Collection, Iterator)):
             raise ConfigError(f"tools is {kind_of(tools)}: give a list of tools")
         self._options = Options(tools=counted(tools), overhead_tokens=overhead_tokens)
         self._messages_key = messages_key

@@ -20,7 +20,7 @@ from langgraph.graph.message import add_messages
 from langgraph.prebuilt import create_react_agent
 from langgraph.warnings import LangGraphDeprecatedSinceV10
 
-from ctxfold import ConfigError, EmptyMessagesError
+from ctxfold import ConfigError, EmptyMessagesError, WindowTooSmallError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode
 
@@ -178,6 +178,15 @@ class Fields:
 
     messages: Annotated[list[AnyMessage], add_messages] = field(default_factory=list)
     llm_input_messages: Annotated[list[AnyMessage], UntrackedValue] = field(default_factory=list)
+
+
+@pytest.mark.parametrize("kind", ["list", "values of a dict", "iterator"])
+def test_tools_in_any_collection_are_counted(kind: str) -> None:
+    """A graph often keeps its tools by name."""
+    large = look.model_copy(update={"description": "Looks it up. " * 1_000})
+    tools: Any = {"list": [large], "values of a dict": {"look": large}.values(), "iterator": iter([large])}[kind]
+    with pytest.raises(WindowTooSmallError, match=r"the tools have \d{4} tokens"):
+        ContextNode(context_window=WINDOW, tools=tools)
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
