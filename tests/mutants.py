@@ -2263,6 +2263,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "wire/test_connection.py::test_the_thread_for_deadlines_ends_with_the_calls",
         ),
         (
+            "a_forked_process_uses_the_connections_of_its_parent",
+            "        if self._process != os.getpid():\n            self._leave_parent()\n",
+            "",
+            "wire/test_connection.py::test_a_forked_process_has_connections_and_deadlines_of_its_own",
+        ),
+        (
             "connections_of_a_collected_model_stay_open",
             "        finalize(self, _close_lanes, self._idle).atexit = False\n",
             "        finalize(self, _close_lanes, ()).atexit = False\n",

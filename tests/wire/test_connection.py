@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
+import os
 import socket
 import threading
 import time
@@ -309,6 +311,26 @@ def test_the_thread_for_deadlines_ends_with_the_calls() -> None:
         backend = make(server, timeout_s=600.0)
         backend.send(REQUEST)
         wait_for(lambda: not [t for t in threading.enumerate() if t.name == "ctxfold-deadlines" and t not in before])
+        backend.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_connections_and_deadlines_of_its_own() -> None:
+    """As a server has it that loads the program, warms it up, and then forks its workers."""
+    with RawServer(OK) as server:
+        backend = make(server)
+        backend.send(REQUEST)
+        if not (child := os.fork()):
+            with contextlib.suppress(BaseException):
+                answered = backend.send(REQUEST).message.text == "ok"
+                threads = [t.name for t in threading.enumerate()]
+                os._exit(0 if answered and "ctxfold-deadlines" in threads else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert server.connections == 2
+        assert backend.send(REQUEST).message.text == "ok"
+        assert server.connections == 2
         backend.close()
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -138,6 +139,7 @@ class Clients:
         self.watchdog = Watchdog()
         self._injected = client
         self._async_injected = async_client
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[Lane] = []  # the one used last at the end
         self._busy: set[Lane] = set()
@@ -151,12 +153,25 @@ class Clients:
 
     def take_lane(self) -> Lane:
         """Returns a lane for one request; `return_lane` gives it back."""
+        if self._process != os.getpid():
+            self._leave_parent()
         if self._injected is not None:
             return Lane(self._injected)
         with self._lock:
             lane = self._idle.pop() if self._idle else Lane(httpx.Client(limits=LIMITS, verify=self._tls_context()))
             self._busy.add(lane)
         return lane
+
+    def _leave_parent(self) -> None:
+        """Gives up what belongs to the process that this one was forked from: its connections, and its thread for deadlines."""
+        with self._lock:
+            if self._process == os.getpid():  # another thread was faster
+                return
+            self._process, self.watchdog = os.getpid(), Watchdog()
+            lanes = [*self._idle]
+            self._idle.clear()
+            self._busy.clear()
+        _close_lanes(lanes)
 
     def _tls_context(self) -> ssl.SSLContext:
         """Returns the context of all lanes and loops: it is slow to make. The caller holds the lock."""
