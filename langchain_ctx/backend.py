@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -14,7 +15,7 @@ from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.inner_model import ForeignChunks, asked, offered, read_stream
 from langchain_ctx.messages import from_langchain
-from langchain_ctx.models import model_name, model_window
+from langchain_ctx.models import may_think, model_name, model_window
 from langchain_ctx.reasoning import check_model
 
 # nothing of a call reaches the callbacks or the stream of a run around it; summaries are such calls too
@@ -29,8 +30,6 @@ class LangChainBackend(BorrowedModel):
     stream of a surrounding run. The window is `context_window`, or the value in the model's profile. `close` does not close the
     model.
     """
-
-    capabilities = BackendCapabilities()
 
     def __init__(
         self, model: BaseChatModel, *, context_window: int | None = None, config: RunnableConfig | None = None
@@ -51,6 +50,14 @@ class LangChainBackend(BorrowedModel):
     @property
     def context_window(self) -> int | None:
         return self._window or model_window(self._model)
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        return BackendCapabilities(sparing=self._sparing)
+
+    def _sparing(self, request: Request) -> Request:
+        """Returns the request without `max_tokens` where the model thinks, because its thinking counts as output."""
+        return replace(request, max_tokens=None) if may_think(self._model) else request
 
     def send(self, request: Request) -> Reply:
         runnable, messages, options = self._call(request)

@@ -13,6 +13,13 @@ from ctxfold.errors import ConfigError, MissingExtraError
 
 _OWN_KEYS = frozenset({"context_window", "owner", "session_id", "thread_id"})
 _GRAPH_KEYS = ("__pregel_", "checkpoint_")
+_THINKING = (
+    "reasoning",
+    "reasoning_effort",
+    "thinking_level",
+    "thinking_budget",
+)  # names of settings in several packages
+_NO_SETTING = object()
 _DATE = re.compile(r"[-@](?:\d{4}|\d{8}|\d{4}-\d{2}-\d{2})")
 
 
@@ -26,6 +33,27 @@ def is_same_model(name: str, other: str) -> bool:
     """Tells whether two names are of one model: a service may report a name with its date."""
     shorter, longer = sorted((name, other), key=len)
     return longer.startswith(shorter) and (longer == shorter or _DATE.fullmatch(longer, len(shorter)) is not None)
+
+
+def may_think(model: object) -> bool:
+    """Tells whether a model thinks before it answers: by its settings, or by its profile where these leave it open.
+
+    A model with a setting `thinking`, such as Claude's, does so only where that is set.
+    """
+    if (own := getattr(model, "thinking", _NO_SETTING)) is not _NO_SETTING:
+        return _is_on(own)
+    chosen = [value for name in _THINKING if (value := getattr(model, name, None)) is not None]
+    profile: object = getattr(model, "profile", None)
+    if chosen or not isinstance(profile, Mapping):
+        return any(map(_is_on, chosen))
+    return cast("Mapping[str, object]", profile).get("reasoning_output") is True
+
+
+def _is_on(setting: object) -> bool:
+    if isinstance(setting, Mapping):
+        values = cast("Mapping[str, object]", setting)
+        return values.get("type") != "disabled" and values.get("effort") != "none"
+    return setting not in (None, False, 0, "none")
 
 
 def model_window(model: object) -> int | None:

@@ -44,7 +44,7 @@ from langchain_ctx.callbacks import listeners
 from langchain_ctx.errors import backend_error, translated
 from langchain_ctx.inner_model import asked
 from langchain_ctx.messages import from_langchain, to_langchain
-from langchain_ctx.models import model_name, model_window, named_model
+from langchain_ctx.models import may_think, model_name, model_window, named_model
 
 TAGS, RUN_NAME = ["nostream", "ctxfold:summary"], "ctxfold summary"
 
@@ -66,7 +66,7 @@ class ChatModelSummarizer(BorrowedModel):
     The callbacks of the surrounding call receive the summary as a separate run, tagged "ctxfold:summary", with its usage. Its
     tokens reach no callback and no stream.
 
-    `max_tokens` is passed on where the model has a field of that name; `options` are passed with every call.
+    `max_tokens` is passed on where the model has a field of that name and does not think; `options` are passed with every call.
     """
 
     capabilities = BackendCapabilities()
@@ -183,8 +183,11 @@ def _result(reply: Reply) -> LLMResult:
 
 
 def limits(model: object, request: Request) -> dict[str, Any]:
-    """Returns the request's limit as an argument of the model's, where it has a field of that name."""
-    takes_limit = isinstance(model, BaseChatModel) and "max_tokens" in type(model).model_fields
+    """Returns the request's limit as an argument of the model's, where it has a field of that name and does not think.
+
+    Thinking counts as output: a short summary's limit would leave no word for the summary, or be refused.
+    """
+    takes_limit = isinstance(model, BaseChatModel) and "max_tokens" in type(model).model_fields and not may_think(model)
     return {"max_tokens": request.max_tokens} if takes_limit and request.max_tokens is not None else {}
 
 

@@ -2846,6 +2846,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "../../langchain_ctx/summarizer.py",
+        (
+            "a_thinking_summariser_is_limited",
+            " and not may_think(model)",
+            "",
+            "langchain/test_summarizer.py::test_the_limit_of_a_summary_does_not_cut_a_models_thinking",
+        ),
+    ),
+    *_of(
         "../../langchain_ctx/message_lists.py",
         (
             "a_round_that_is_known_loses_its_notes",

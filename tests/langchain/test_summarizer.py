@@ -11,10 +11,11 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda, ensure_config
+from langchain_openai import ChatOpenAI
 
-from ctxfold import BackendError, Request, system, user
+from ctxfold import BackendError, Request, SummaryWriter, system, user
 from ctxfold.testing import ModelServer, Scripted
-from langchain_ctx import ChatCtx, ChatModelSummarizer, CtxChatMessageHistory
+from langchain_ctx import ChatCtx, ChatModelSummarizer, CtxChatMessageHistory, LangChainBackend
 from tests.langchain.test_history import words
 
 ASKED = Request(messages=[system("Summarise.", id="1"), user("a long talk", id="2")], max_tokens=77, thinking=False)
@@ -46,6 +47,46 @@ async def test_it_is_asked_with_roles_limit_and_tags() -> None:
         assert [m.type for m in messages] == ["system", "human"]
         assert kwargs == {"max_tokens": 77}
         assert {"nostream", "ctxfold:summary"} <= set(tags)
+
+
+def claude(url: str, **settings: Any) -> Any:
+    from langchain_anthropic import ChatAnthropic  # takes a second: only the worker that runs this is to wait
+
+    base: Any = url.removesuffix("/v1")
+    return ChatAnthropic(model="m", base_url=base, api_key="x", max_retries=0, max_tokens=9_000, **settings)  # type: ignore[arg-type, call-arg]
+
+
+def gpt(url: str, **settings: Any) -> Any:
+    return ChatOpenAI(model="m", base_url=url, api_key="x", max_retries=0, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [ChatModelSummarizer, LangChainBackend])
+@pytest.mark.parametrize(
+    ("model", "settings", "limited"),
+    [
+        (claude, {"thinking": {"type": "enabled", "budget_tokens": 1_024}}, False),
+        (claude, {"thinking": {"type": "disabled"}}, True),
+        (claude, {"profile": {"reasoning_output": True}}, True),
+        (gpt, {"profile": {"reasoning_output": True}}, False),
+        (gpt, {"profile": {"reasoning_output": True}, "reasoning_effort": "none"}, True),
+        (gpt, {"reasoning_effort": "low"}, False),
+        (gpt, {}, True),
+    ],
+)
+def test_the_limit_of_a_summary_does_not_cut_a_models_thinking(
+    make: Any, model: Any, settings: dict[str, Any], limited: bool
+) -> None:
+    """Claude refuses a limit below its budget for thinking, and others think until the limit is reached."""
+    strict = "anthropic" if model is claude else "openai"
+    with ModelServer(
+        model="m", script=[Scripted("They have boats at piers, such as 217 and 248.")], strict=strict
+    ) as server:
+        writer = SummaryWriter(make(model(server.base_url, **settings)), context_window=8_000)
+        summary = writer.write([user(f"The boat of friend {n} is at pier {n * 31}.", id=f"m{n}") for n in range(40)])
+        assert (summary.fallback_level, summary.problems) == ("model", ())
+        body = server.requests[0].body
+        limit = body.get("max_tokens") or body.get("max_completion_tokens") or 9_000
+        assert (limit < 1_024) is limited
 
 
 @pytest.mark.parametrize(
