@@ -26,6 +26,8 @@ def test_defaults_depend_on_the_window() -> None:
     rules = policy_for(10_000)
     assert (rules.reply_reserve_tokens, rules.budget_tokens, rules.summary_tokens) == (2_000, 8_000, 1_600)
     assert policy_for(1_000_000).summary_tokens == 2_048
+    assert policy_for(100).summary_tokens == 64
+    assert policy_for(100, reply_reserve_tokens=30, summary_tokens=9).summary_tokens == 9
 
 
 @pytest.mark.parametrize(
@@ -34,8 +36,6 @@ def test_defaults_depend_on_the_window() -> None:
 )
 def test_a_summary_leaves_recall_its_room_in_a_small_window(budget: int, summary: int) -> None:
     assert policy_for(budget * 5 // 4).summary_tokens == summary
-    assert policy_for(100).summary_tokens == 64
-    assert policy_for(100, reply_reserve_tokens=30, summary_tokens=9).summary_tokens == 9
 
 
 @pytest.mark.parametrize("window", [0, -1])

@@ -40,7 +40,7 @@ def watch_connections() -> None:
 
 
 def _is_ours() -> bool:
-    """Whether a client of ctxfold opens the connection that is being opened, rather than one of another package."""
+    """Tells whether a client of ctxfold opens the connection that is being opened, rather than one of another package."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename != http.__file__:
         frame = frame.f_back

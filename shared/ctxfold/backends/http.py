@@ -589,7 +589,7 @@ class Watchdog:
                 elif now_s - quiet_since_s >= LINGER_S:
                     self._thread = None
                     return
-                # not asleep until a deadline that may be gone by then: a thread for each model of a program that makes many
+                # sleeping until a deadline that is gone by then would keep a thread for each model of a program that makes many
                 self._wakes_at_s = min([now_s + LINGER_S, *(g.deadline_s for g in self._guards)])
                 self._changed.wait(max(self._wakes_at_s - time.monotonic(), 0.0))
 

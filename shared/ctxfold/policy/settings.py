@@ -257,7 +257,10 @@ def policy_for(
 
 
 def _summary_tokens(budget_tokens: int) -> int:
-    """Returns the limit of a summary: a fifth of the budget, but 160 of 800 to 2,000 tokens, where recall needs the room more."""
+    """Returns the limit of a summary: a fifth of the budget.
+
+    It is 160 of 800 to 2,000 tokens, where recall needs the room more, and grows from there to the fifth of 3,200.
+    """
     share = min(budget_tokens // 5, max(SMALL_SUMMARY_TOKENS, 2 * (budget_tokens - SMALL_TOKENS) // 5))
     return min(2_048, max(64, share))
 
