@@ -293,6 +293,7 @@ def test_erase_by_age(ctxfold: Run) -> None:
         (("show", "ann", "--audience", "dog"), 2, "all, user or model"),
         (("prune", "--yes"), 2, "use --older-than, --max-messages or --max-bytes"),
         (("prune", "--max-bytes", "0", "--yes"), 2, "'--max-bytes'"),
+        (("prune", "--older-than", "0d", "--yes"), 2, "--older-than '0d' names no span"),
         (("undo", "bob"), 3, "no compaction or edit"),
         (("export", "ann", "/nowhere/out.jsonl"), 1, "No such file"),
         (("export", "ann", "out.jsonl", "--zone", "dog"), 2, "zone is 'dog'"),

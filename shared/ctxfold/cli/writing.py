@@ -212,8 +212,11 @@ def prune(
     with within(as_json=as_json), opened(store) as place:
         if older_than is None and max_messages is None and max_bytes is None:
             raise ConfigError("no limit is given: use --older-than, --max-messages or --max-bytes")
+        max_age = None if older_than is None else age("--older-than", older_than)
+        if max_age is not None and not max_age:
+            raise ConfigError(f"--older-than {older_than!r} names no span of time: give one above zero, such as 30d")
         limits = Retention(
-            max_age=None if older_than is None else age("--older-than", older_than),
+            max_age=max_age,
             max_messages=max_messages,
             max_bytes=max_bytes,
         )
