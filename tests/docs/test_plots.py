@@ -44,5 +44,5 @@ def test_the_bars_are_as_long_as_their_figures(plots: dict[str, Any]) -> None:
     bars = [r for r in prefix.iter("{http://www.w3.org/2000/svg}rect") if r.get("height") == str(plots["BAR"])]
     widths = [float(r.attrib["width"]) for r in bars if r.get("fill") in (plots["LIGHT"], plots["BLUE"])]
     reused, new = widths[0], widths[1]
-    assert reused / (reused + new) == pytest.approx(0.873, abs=0.002)
+    assert reused / (reused + new) == pytest.approx(0.867, abs=0.002)
     assert sum(widths[4:]) == pytest.approx(plots["WIDTH"] - plots["LEFT"] - plots["RIGHT"], abs=0.2)
