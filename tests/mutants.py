@@ -548,9 +548,9 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_neighbour_of_the_last_of_a_stretch_is_the_first_of_the_next",
-            "    gap, last = [0] * REACH, -REACH\n    for",
-            "    gap, last = [0], -REACH\n    for",
-            "retrieval/test_recall.py::test_messages_with_a_gap_of_records_between_them_are_no_neighbours",
+            "        if seq - last > REACH:\n",
+            "        if not spaced or seq - last > 2 * REACH:\n",
+            "retrieval/test_recall.py::test_messages_of_two_stretches_are_no_neighbours",
         ),
         (
             "what_is_said_nearby_counts_alike_however_far",

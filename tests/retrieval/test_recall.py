@@ -645,6 +645,16 @@ def test_messages_with_a_gap_of_records_between_them_are_no_neighbours() -> None
     assert 9 in together, "eight do not"
 
 
+def test_messages_of_two_stretches_are_no_neighbours() -> None:
+    """What is near one hit gains nothing by another one, 31 records away from it or 67."""
+    near, far = (
+        stored_scores({1: "zebra " * 4, 9: "Quiet.", at - 8: "Loud.", at: "Stripes."}, "zebra stripes", records=70)
+        for at in (32, 68)
+    )
+    assert near[9] > 0
+    assert (near[9], near[24]) == pytest.approx((far[9], far[60]), rel=0.01), "but for its age"
+
+
 def test_what_is_said_nearby_counts_less_with_each_step() -> None:
     said = dict.fromkeys(range(1, 30), "Quiet.") | {15: "The zebra came."}
     scores = stored_scores(said, "zebra")
