@@ -13,12 +13,8 @@ from ctxfold.errors import ConfigError, MissingExtraError
 
 _OWN_KEYS = frozenset({"context_window", "owner", "session_id", "thread_id"})
 _GRAPH_KEYS = ("__pregel_", "checkpoint_")
-_THINKING = (
-    "reasoning",
-    "reasoning_effort",
-    "thinking_level",
-    "thinking_budget",
-)  # names of settings in several packages
+# the settings of models in several packages that turn thinking on or off
+_THINKING = ("reasoning", "reasoning_effort", "thinking_level", "thinking_budget")
 _NO_SETTING = object()
 _DATE = re.compile(r"[-@](?:\d{4}|\d{8}|\d{4}-\d{2}-\d{2})")
 
