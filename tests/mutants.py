@@ -55,6 +55,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/excerpts.py",
         (
+            "code_that_raises_an_error_reports_it",
+            "    units = (u for u in units if not _RAISES.match(u))\n",
+            "",
+            "compaction/test_statements.py::test_code_that_raises_an_error_reports_none",
+        ),
+        (
             "code_that_handles_errors_reports_them",
             "if not code or _EXCEPTION.match(u)",
             "if True or _EXCEPTION.match(u)",

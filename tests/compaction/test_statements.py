@@ -146,6 +146,25 @@ def test_what_a_tool_reports_as_a_failure_is_a_fact(output: str, failure: str) -
     assert f"- bash: {failure} (#3)" in lines(tool_run("bash", output, command="make"))
 
 
+RAISING = """1421 Users are looked up in the directory, and those who left are kept for a year.
+1422 Groups follow from the department, which the directory names too.
+1423 A department without a head belongs to the one above it.
+1424 Names are compared without regard to case, as the directory does.
+1425 Whoever is in no department belongs to the group of guests.
+1426 Guests may read what everybody may read.
+1427     raise LookupError("no such user: {!r}".format(user))
+1428 What is found is cached for the session, and read again when the directory changes.
+"""
+
+
+def test_code_that_raises_an_error_reports_none() -> None:
+    """A listing of mostly words does not count as code."""
+    assert not any("LookupError" in line for line in lines(tool_run("read_file", RAISING, path="users.py")))
+    failed = f"{RAISING}LookupError: no such user: 'ann'\n"
+    shown = lines(tool_run("read_file", failed, path="users.py"))
+    assert [line for line in shown if "LookupError" in line] == ["- read_file: LookupError: no such user: 'ann' (#3)"]
+
+
 def test_an_identifier_stands_with_a_value_of_its_record() -> None:
     """A list of bare identifiers says nothing about any of them."""
     flights = [{"flight_number": f"HAT{n}", "gate": f"row {n} of the hall"} for n in range(100, 160)]

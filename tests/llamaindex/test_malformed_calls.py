@@ -63,7 +63,10 @@ async def test_an_agent_goes_on_after_a_malformed_call(
             refused = [m.content or "" for m in memory.get_all() if m.role == "tool"]
             assert refused[-1] == "3"
             # LlamaIndex's own LLM calls the tool with what it can read of the arguments
-            assert ("unsupported operand" if kind == "stock" else "INVALID_JSON") in refused[-2]
+            why = "unsupported operand" if kind == "stock" else "INVALID_JSON"
+            assert any(why in each for each in refused[:-1]), (
+                "calls of one message run at once, so their results come in any order"
+            )
             assert str(await agent.run("Thanks!", memory=memory)) == "You are welcome."
             whole = contents(memory.get_all())
         workflow = AgentWorkflow(agents=[agent])

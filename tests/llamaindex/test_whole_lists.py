@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -84,7 +85,7 @@ async def costs(path: Path, turn: Callable[..., Any]) -> tuple[int, int, list[in
 
 def _content(path: Path) -> int:
     """Bytes of all records: a file's size goes in pages."""
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         return int(database.execute("SELECT SUM(LENGTH(payload)) FROM ctxfold_records").fetchone()[0])
 
 

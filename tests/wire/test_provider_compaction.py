@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -283,10 +284,8 @@ def test_an_erased_message_leaves_no_block_that_holds_it(compacted: Any) -> None
 
 
 def stored_text(path: Path) -> str:
-    with sqlite3.connect(path / "chat.db") as connection:
-        text = "\n".join(connection.iterdump())
-    connection.close()
-    return text
+    with closing(sqlite3.connect(path / "chat.db")) as connection:
+        return "\n".join(connection.iterdump())
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ _DIGITS = str.maketrans("0123456789", "##########")
 _EXCEPTION = re.compile(
     r"^\s*(?:[a-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Failure|Interrupt|Exit|Warning)\b(?:$|:| \()"
 )
+# behind the number of a listing or the sign of a diff: code that raises an error, which a traceback shows above its report
+_RAISES = re.compile(r"^\s*(?:\d{1,6}\s?[:|\t→-]?)?[\s+-]*(?:raise [\w.]+(?:\(|$)|throw new )")
 _FRAME = re.compile(r'^\s*File ".*", line \d+')
 _PLACE_AFTER = re.compile(
     r"^\s*(?:--> |at .*[(@ ].*:\d+|\S+\.go:\d+)|^[\w./\\-]+\.\w{1,5}:\d+: (?:[A-Z]\w*(?:Error|Exception|Failed)|$)"
@@ -110,6 +112,7 @@ def failure_lines(text: str, most: int) -> list[str]:
     """
     source, code = TextUnits.of(text), is_code(text)
     units = (source.unit(hit.index) for hit in _failures(source) if hit.score >= SURE)
+    units = (u for u in units if not _RAISES.match(u))
     reports = (u for u in units if not code or _EXCEPTION.match(u) or u.startswith("E  ") or not is_code_line(u))
     return [" ".join(unit.split()) for unit in islice(reports, most)]
 
