@@ -53,6 +53,21 @@ def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
 
 MUTANTS: tuple[Mutant, ...] = (
     *_of(
+        "adapters/history_tools.py",
+        (
+            "a_model_may_leave_out_arguments",
+            "given = own.bind(*args, **kwargs).arguments",
+            "given = own.bind_partial(*args, **kwargs).arguments",
+            "engine/test_toolkit.py::test_a_model_is_told_what_is_wrong_with_its_arguments",
+        ),
+        (
+            "a_model_may_give_arguments_of_any_type",
+            "return None if wrong is None else f",
+            "return None if True else f",
+            "engine/test_toolkit.py::test_a_model_is_told_what_is_wrong_with_its_arguments",
+        ),
+    ),
+    *_of(
         "compaction/excerpts.py",
         (
             "code_that_raises_an_error_reports_it",

@@ -58,6 +58,30 @@ def test_what_was_summarised_is_found_and_read(use: Callable[..., str]) -> None:
         assert use(ctx, "read_message", reference="#999").startswith("Error: message '#999' is not in session")
 
 
+WRONG: list[tuple[str, str, dict[str, Any]]] = [
+    ("search_history", "missing a required argument: 'query'. The arguments are: query (string).", {}),
+    ("search_history", "missing a required argument: 'query'", {"q": "gate"}),
+    ("search_history", "unexpected keyword argument 'limit'. The arguments are: query", {"query": "gate", "limit": 5}),
+    ("search_history", "query is None. The arguments are: query (string).", {"query": None}),
+    ("search_history", "query is a list", {"query": ["gate"]}),
+    ("read_message", "reference is an int. The arguments are: reference (string), offset", {"reference": 1}),
+    ("read_message", "offset is a str", {"reference": "#1", "offset": "200"}),
+    ("pin_message", "missing a required argument: 'reference'", {"message_id": "#1"}),
+    ("compact_history", "unexpected keyword argument 'summary'. The arguments are: none.", {"summary": "x"}),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "arguments"), WRONG)
+def test_a_model_is_told_what_is_wrong_with_its_arguments(
+    use: Callable[..., str], name: str, words: str, arguments: dict[str, Any]
+) -> None:
+    with context() as ctx:
+        ctx.add([user("The gate code is 7731.", id="g"), assistant("Noted.", id="n")])
+        answer = use(ctx, name, **arguments)
+        assert answer.startswith("Error: ")
+        assert words in answer
+
+
 @pytest.mark.parametrize("line", ["line {} of the output\n", "输出的第{}行，一切正常。\n", "{}a9f3-77c1b2e0-4410\n"])
 def test_long_messages_come_in_pieces_that_are_not_cut_again(use: Callable[..., str], line: str) -> None:
     """Whatever the script: a page is measured in tokens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import PIIMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
@@ -98,3 +99,36 @@ async def test_an_image_is_returned_where_the_tool_may_return_images() -> None:
                     assert ("[image, image/png, 1 x 1 pixels, 70 bytes]" in message.text) == (reference == "seen")
                     if shown:
                         assert message.content_blocks[1]["base64"] == PIXEL
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+async def test_a_run_survives_wrong_arguments(how: str) -> None:
+    """Models make up names and types of arguments: a TypeError of the tool ended the agent's run."""
+    asked = [
+        ("search_history", {"q": "gate"}),
+        ("read_message", {"reference": 1, "page": 2}),
+        ("compact_history", {"x": 1}),
+    ]
+    calls = tuple(ScriptedCall(name, json.dumps(arguments)) for name, arguments in asked)
+    with (
+        ModelServer(model="m", script=[Scripted(tool_calls=calls), Scripted("I see.")]) as server,
+        ChatCtx(model="m", base_url=server.base_url, api_key="x") as chat,
+        ContextMiddleware(context_window=8_000) as middleware,
+    ):
+        agent = create_agent(chat, [], middleware=[middleware])
+        given: Any = {"messages": [HumanMessage("What is the gate code?")]}
+        state = agent.invoke(given, T) if how == "invoke" else await agent.ainvoke(given, T)
+        errors = [m.text for m in state["messages"] if m.type == "tool"]
+        assert [e.partition(" The arguments are: ")[2] for e in errors] == [
+            "query (string).",
+            "reference (string), offset (integer).",
+            "none.",
+        ]
+        assert state["messages"][-1].text == "I see."
+
+
+async def test_the_tool_that_returns_media_tells_what_is_wrong_too() -> None:
+    with CtxChatMessageHistory("s", context_window=8_000) as history:
+        read = next(t for t in history_tools(history.context, media=True) if t.name == "read_message")
+        for answer in (read.invoke({"page": 2}), await read.ainvoke({"page": 2})):
+            assert answer.startswith("Error: missing a required argument: 'reference'.")

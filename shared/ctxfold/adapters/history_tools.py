@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
+from inspect import Signature, signature
 from typing import Any, TypeVar
 
 from ctxfold.effects import Flow, FlowMethods, async_method, flow_of, sync_method
@@ -22,6 +24,7 @@ T = TypeVar("T")
 
 PAGE_SHARE = 0.5  # of the largest tool output that is shown whole: what is read back must not be cut again
 LEAST_PAGE_CHARS = 200
+TYPES: Mapping[str, type] = {"string": str, "integer": int}  # by the names of JSON schema
 REFERENCE = {"type": "string", "description": "the message's reference, such as #17, or its id"}
 
 
@@ -60,7 +63,10 @@ HISTORY_TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class HistoryTool:
-    """A tool. `call` and `acall` take the arguments described by `parameters`, a JSON schema, and return text, errors included."""
+    """A tool. `call` and `acall` take the arguments described by `parameters`, a JSON schema, and return text, errors included.
+
+    A model may give others than those: it is told so in the text.
+    """
 
     name: str
     description: str
@@ -85,9 +91,53 @@ def history_tools(context: AgentContext) -> tuple[HistoryTool, ...]:
         )
     bound = _SessionTools(context)
     return tuple(
-        HistoryTool(s.name, s.description, dict(s.parameters), getattr(bound, s.name), getattr(bound, f"a{s.name}"))
+        HistoryTool(
+            s.name,
+            s.description,
+            dict(s.parameters),
+            checking(s.parameters, getattr(bound, s.name)),
+            achecking(s.parameters, getattr(bound, f"a{s.name}")),
+        )
         for s in HISTORY_TOOLS
     )
+
+
+def checking(parameters: Mapping[str, Any], function: Callable[..., T]) -> Callable[..., T | str]:
+    """Returns the function of a tool, which answers wrong arguments with an error that the model reads."""
+    own = signature(function)
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> T | str:
+        return _wrong(parameters, own, args, kwargs) or function(*args, **kwargs)
+
+    return checked
+
+
+def achecking(
+    parameters: Mapping[str, Any], function: Callable[..., Awaitable[T]]
+) -> Callable[..., Awaitable[T | str]]:
+    """The async form of `checking`."""
+    own = signature(function)
+
+    @wraps(function)
+    async def checked(*args: Any, **kwargs: Any) -> T | str:
+        return _wrong(parameters, own, args, kwargs) or await function(*args, **kwargs)
+
+    return checked
+
+
+def _wrong(
+    parameters: Mapping[str, Any], own: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str | None:
+    """Returns the error for arguments that are unknown, missing or of another type than the parameters have."""
+    properties: Mapping[str, Mapping[str, Any]] = parameters["properties"]
+    takes = ", ".join(f"{name} ({p['type']})" for name, p in properties.items()) or "none"
+    try:
+        given = own.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        return f"Error: {error}. The arguments are: {takes}."
+    wrong = next((name for name, value in given.items() if not is_a(value, TYPES[properties[name]["type"]])), None)
+    return None if wrong is None else f"Error: {wrong} is {kind_of(given[wrong])}. The arguments are: {takes}."
 
 
 def reading_media(
@@ -112,7 +162,7 @@ def reading_media(
         except CtxError:
             return text
 
-    return read, aread
+    return checking(tool.parameters, read), achecking(tool.parameters, aread)
 
 
 class _SessionTools(FlowMethods):
@@ -133,8 +183,7 @@ class _SessionTools(FlowMethods):
 
     @sync_method
     def search_history(self, query: str) -> Flow[str]:
-        hits = yield from flow_of(AgentContext.search)(self._context, query)
-        return _listed(hits, (yield from flow_of(AgentContext.view)(self._context)))
+        return _or_error(self._search(query))
 
     asearch_history = async_method(search_history)
 
@@ -157,6 +206,10 @@ class _SessionTools(FlowMethods):
         return (yield from _or_error(self._compact()))
 
     acompact_history = async_method(compact_history)
+
+    def _search(self, query: str) -> Flow[str]:
+        hits = yield from flow_of(AgentContext.search)(self._context, query)
+        return _listed(hits, (yield from flow_of(AgentContext.view)(self._context)))
 
     def _change(self, change: Callable[[AgentContext, str], Flow[None]], reference: str, done: str) -> Flow[str]:
         message = yield from flow_of(AgentContext.get)(self._context, reference)
