@@ -270,8 +270,9 @@ def _jsonable(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fits_json(value: Any) -> bool:
+    """Returns False for what JSON text cannot hold, such as an object, or a lone surrogate in the name of a file."""
     try:
-        json.dumps(value)
+        json.dumps(value, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError):
         return False
     return True

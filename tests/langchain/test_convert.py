@@ -227,6 +227,12 @@ def test_what_json_cannot_hold_stays_behind() -> None:
     assert to_langchain(from_langchain(message)).additional_kwargs == {"x": 1}
     tool = ToolMessage("ok", id="1", tool_call_id="c", artifact=object())
     assert to_langchain(from_langchain(tool)).artifact is None  # type: ignore[attr-defined]
+    unreadable = b"report-\xff.txt".decode(errors="surrogateescape")  # as os.listdir names such a file
+    tool = ToolMessage(
+        "ok", id="1", tool_call_id="c", artifact={"path": unreadable}, additional_kwargs={"x": unreadable}
+    )
+    kept: Any = to_langchain(validated(from_langchain(tool)))
+    assert (kept.text, kept.artifact, kept.additional_kwargs) == ("ok", None, {})
 
 
 @pytest.mark.parametrize(
