@@ -36,7 +36,7 @@ from ctxfold.engine.request import Options
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import ContextBackend, Reply, TokenCounter, Wire
 from ctxfold.stream import StreamPiece
-from ctxfold.validation import shown_url
+from ctxfold.validation import shown_url, whole_number
 from langchain_ctx.chat_calls import (
     SESSION,
     WINDOW,
@@ -241,6 +241,9 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         return self
 
     def _connect(self) -> None:
+        Options(max_tokens=self.max_tokens)  # a mistake is an error now, and not at the first call
+        if self.context_window is not None:
+            whole_number("context_window", self.context_window, "give the model's window in tokens, 1 or more")
         self._backend = self.backend or open_backend(
             self.provider,
             self.model,

@@ -26,7 +26,7 @@ from ctxfold.history.records import OFFLOADED, Draft, Erased, MessageAdded, Sess
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, user
 from ctxfold.protocols import Ports, Store, SystemClock, Uncounted
-from ctxfold.validation import check_name, whole_number
+from ctxfold.validation import check_name, is_a, kind_of, whole_number
 from langchain_ctx.session_routing import session_key
 
 if TYPE_CHECKING:
@@ -210,6 +210,11 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
     ) -> None:
         if missing not in get_args(Missing):
             raise ConfigError(f"missing is {missing!r}: use one of {', '.join(get_args(Missing))}")
+        if not is_a(saver, BaseCheckpointSaver):
+            raise ConfigError(
+                f"the checkpointer is {kind_of(saver)}: give a LangGraph checkpointer, such as InMemorySaver(); what its "
+                "from_conn_string returns is entered first: with SqliteSaver.from_conn_string(...) as saver"
+            )
         super().__init__(serde=saver.serde)
         self._saver = saver
         self._ports = Ports(store=store, counter=Uncounted())

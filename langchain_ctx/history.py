@@ -133,6 +133,8 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         overhead_tokens: int,
         mirror: BaseChatMessageHistory | None,
     ) -> None:
+        if mirror is not None:
+            _check_history("mirror", mirror)
         self._key = key
         self._overhead_tokens = overhead_tokens
         self._sessions = sessions
@@ -154,6 +156,10 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
 
         `mirror` is a function that returns the history that mirrors a session, given its id and its owner.
         """
+        if mirror is not None and not callable(mirror):
+            raise ConfigError(
+                f"the mirror is {kind_of(mirror)}: give a function that returns the mirror of a session, by its id and its owner"
+            )
         sessions = Sessions(
             store=store,
             context_window=context_window,
@@ -368,13 +374,17 @@ async def aexport_history(context: AgentContext, history: BaseChatMessageHistory
 
 
 def _check(history: object, context: object) -> None:
-    if not isinstance(history, BaseChatMessageHistory):
-        raise ConfigError(
-            f"the history is {kind_of(history)}: give a BaseChatMessageHistory; a list goes into "
-            "InMemoryChatMessageHistory(messages=...)"
-        )
+    _check_history("history", history)
     if not isinstance(context, AgentContext):
         raise ConfigError(f"the context is {kind_of(context)}: give an AgentContext, as `.context` of a history is one")
+
+
+def _check_history(what: str, history: object) -> None:
+    if not isinstance(history, BaseChatMessageHistory):
+        raise ConfigError(
+            f"the {what} is {kind_of(history)}: give a BaseChatMessageHistory; a list goes into "
+            "InMemoryChatMessageHistory(messages=...)"
+        )
 
 
 def _missing(own: Sequence[Message], theirs: Sequence[BaseMessage]) -> list[BaseMessage]:

@@ -33,7 +33,7 @@ from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.effects import Flow
 from ctxfold.engine.attach import BRANCH, Attachment
 from ctxfold.engine.engine import Engine
-from ctxfold.engine.request import Options
+from ctxfold.engine.request import Options, own_limit
 from ctxfold.engine.turn import TurnInput, ask
 from ctxfold.errors import ConfigError, CtxError, TurnClosedError
 from ctxfold.history.diff import newest_known, split_settled
@@ -43,7 +43,7 @@ from ctxfold.policy.settings import session_limit
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import check_name, kind_of, name_or_own
+from ctxfold.validation import all_of, check_name, kind_of, name_or_own
 from langchain_ctx.active_model import (
     Caller,
     CallersModel,
@@ -115,7 +115,11 @@ def own_history_tools(
     """Returns all history tools, none, or the named ones; `context_of` returns the session of a tool call."""
     known = {spec.name: spec for spec in HISTORY_TOOLS}
     named = (chosen,) if isinstance(chosen, str) else chosen
-    names = (known if named else ()) if isinstance(named, bool) else named
+    names = (
+        (known if named else ())
+        if isinstance(named, bool)
+        else all_of("history_tools", named, str, f"names among {', '.join(known)}, or True or False")
+    )
     unknown = sorted(set(names) - known.keys())
     if unknown:
         raise ConfigError(f"history_tools names {', '.join(unknown)}: there are {', '.join(known)}")
@@ -267,10 +271,9 @@ class AgentTurn:
 
     def _question(self, visit: Visit, messages: tuple[Message, ...]) -> TurnInput:
         settings = self.request.model_settings
-        limit = settings.get("max_tokens")
         options = Options(
             tools=self._counted_tools(),
-            max_tokens=limit if isinstance(limit, int) else None,
+            max_tokens=own_limit(settings.get("max_tokens")),
             context_window=settings.get(WINDOW) or visit.sessions.window_of(self.model),
         )
         leading = self.request.messages[: leading_count(self.request.messages)]

@@ -23,7 +23,7 @@ from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import check_name, is_a, kind_of
+from ctxfold.validation import check_name, check_text, is_a, kind_of
 from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.errors import translated
 from langchain_ctx.inner_model import asked
@@ -91,6 +91,8 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
         if is_a(tools or (), (str, Mapping)) or not is_a(tools or (), (Collection, Iterator)):
             raise ConfigError(f"tools is {kind_of(tools)}: give a list of tools")
         self._options = Options(tools=counted(tools), overhead_tokens=overhead_tokens)
+        check_text("messages_key", messages_key)
+        check_text("output_key", output_key)
         self._messages_key = messages_key
         self._output_key = output_key
         self._sessions = Sessions(

@@ -30,7 +30,7 @@ from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import Closing, not_pickled
 from ctxfold.adapters.model_calls import ModelStream, aeach_within, each_within, original_error
 from ctxfold.compaction.live_prefix import answers_freely
-from ctxfold.engine.request import Options
+from ctxfold.engine.request import Options, own_limit
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.tokens.text import TextCounter
@@ -63,10 +63,9 @@ if TYPE_CHECKING:
 
 def options_of(kwargs: Mapping[str, Any]) -> Options:
     """Returns what the engine has to know of a call's arguments: what takes room, and how much there is."""
-    limit = kwargs.get("max_tokens")
     return Options(
         tools=counted(kwargs.get("tools")),
-        max_tokens=limit if isinstance(limit, int) else None,
+        max_tokens=own_limit(kwargs.get("max_tokens")),
         context_window=kwargs.get(WINDOW),
     )
 

@@ -14,7 +14,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.tools.types import BaseTool
 
 from ctxfold.compaction.live_prefix import answers_freely
-from ctxfold.engine.request import Options
+from ctxfold.engine.request import Options, own_limit
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Reply, Request
 from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, bare_messages
@@ -52,9 +52,8 @@ class LlmCall:
 
     def options(self, passages: str, scratch: str = "") -> Options:
         """Returns the options for the engine: the arguments that take room in the request, and text for this request alone."""
-        limit = self.arguments.get("max_tokens")
         return Options(
-            max_tokens=limit if isinstance(limit, int) else None,
+            max_tokens=own_limit(self.arguments.get("max_tokens")),
             tools=tuple(_counted(tool) for tool in self.arguments.get("tools") or ()),
             scratch=scratch or None,
             passages=passages or None,

@@ -11,7 +11,7 @@ from typing import Any
 
 from llama_index.core.llms.llm import LLM
 
-from ctxfold.connect import open_store
+from ctxfold.connect import check_store, open_store
 from ctxfold.errors import ConfigError
 from ctxfold.lru import LruCache
 from ctxfold.protocols import Store
@@ -75,6 +75,7 @@ def register_store(
     """
     if not name or "://" in name:
         raise ConfigError(f"store name {name.partition('://')[0]!r}: give a plain name such as 'chats', not a URL")
+    check_store(store)
     with _lock:
         _given[name] = Source(store, llm, memory_blocks, name)
 

@@ -53,6 +53,24 @@ def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
 
 MUTANTS: tuple[Mutant, ...] = (
     *_of(
+        "engine/request.py",
+        (
+            "no_limit_of_a_models_own_is_a_mistake",
+            "if isinstance(max_tokens, int) and max_tokens > 0 else None",
+            "if isinstance(max_tokens, int) else None",
+            "langchain/test_model_limits.py::test_a_limit_that_means_none_to_the_service_is_its_own",
+        ),
+    ),
+    *_of(
+        "session/context.py",
+        (
+            "a_text_is_asked_like_a_turn",
+            "if not is_a(question, TurnInput):",
+            "if False:",
+            "engine/test_mistakes.py::test_calls",
+        ),
+    ),
+    *_of(
         "adapters/history_tools.py",
         (
             "a_model_may_leave_out_arguments",

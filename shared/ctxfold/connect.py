@@ -48,8 +48,7 @@ def open_store(store: str | Store | None) -> Store:
     if store is None or store == "memory://":
         return _memory()
     if not isinstance(store, str):
-        accepted = f"'sqlite:///{os.fspath(store)}', a URL" if isinstance(store, os.PathLike) else STORES
-        check_has("store", store, ("head", "append"), f"use {accepted}")
+        check_store(store)
         return store
     scheme, colon, _ = store.partition(":")
     if scheme.partition("+")[0] not in {"sqlite", "postgresql", "postgres"} or not colon:
@@ -59,6 +58,13 @@ def open_store(store: str | Store | None) -> Store:
     from ctxfold.stores.sql import SqlStore
 
     return SqlStore(store)
+
+
+def check_store(store: str | Store) -> None:
+    """Raises ConfigError for what is neither text, which may be a URL, nor a store."""
+    if not isinstance(store, str):
+        accepted = f"'sqlite:///{os.fspath(store)}', a URL" if isinstance(store, os.PathLike) else STORES
+        check_has("store", store, ("head", "append"), f"use {accepted}")
 
 
 def _memory() -> MemoryStore:

@@ -149,6 +149,17 @@ USES: list[tuple[str, type[CtxError], str, Use]] = [
     ("assembly", ConfigError, "'memory-first'", lambda c: c.service.prepare_context("q", assembly="memory-first")),
     ("per cent", ConfigError, "threshold_ratio is 75", lambda c: c.service.maybe_proactive_compress(75)),
     ("tools of", ConfigError, "a str is no session: give an AgentContext", lambda c: history_tools("s")),  # type: ignore[arg-type]
+    ("no words", ConfigError, "the query is an int", lambda c: c.search(5)),
+    ("no words for all", ConfigError, "the query is None", lambda c: c.search_owner(None)),
+    (
+        "no question",
+        ConfigError,
+        "the question is an int: give it as text",
+        lambda c: c.window(recall=True, question=5),
+    ),
+    ("a text to stream", ConfigError, "a str: .* send_stream and asend_stream take", lambda c: list(c.stream("Hi"))),
+    ("a text to ask", ConfigError, "a str: .* send, send_stream", lambda c: c.ask("Hi")),
+    ("a text's request", ConfigError, "the question is a str", lambda c: c.request_for("Hi")),
     ("too early", NotEnoughHistoryError, "would free anything; system, pins", lambda c: c.compact()),
 ]
 
@@ -166,9 +177,16 @@ def test_calls(kind: type[CtxError], words: str, use: Use) -> None:
 
 async def test_calls_in_a_loop() -> None:
     async with made(session_id="s") as ctx:
-        for use in (lambda: ctx.aadd({"role": "user"}), lambda: ctx.aretain("human"), lambda: ctx.aget(5)):  # type: ignore[arg-type]
+        for use in (
+            lambda: ctx.aadd({"role": "user"}),
+            lambda: ctx.aretain("human"),
+            lambda: ctx.aget(5),
+            lambda: anext(aiter(ctx.astream("Hi"))),
+        ):  # type: ignore[arg-type]
             with pytest.raises(CtxError):
                 await use()
+        with pytest.raises(ConfigError, match="the question is a str"):
+            await anext(aiter(ctx.astream("Hi")))  # type: ignore[arg-type]
 
 
 def test_options() -> None:
@@ -176,6 +194,8 @@ def test_options() -> None:
         backend = OpenAIChatBackend(model="lookup", base_url=server.base_url, api_key="x")
         with backend, made(backend=backend) as ctx:
             told: list[tuple[dict[str, Any], str]] = [
+                ({"max_tokens": -5}, "max_tokens is -5: give the largest number of tokens in a reply"),
+                ({"max_tokens": "100"}, "max_tokens is '100'"),
                 ({"temp": 1}, "there is no option 'temp': use max_tokens, temperature"),
                 ({"on_abort": "keep"}, "'keep': use one of discard, keep_partial"),
                 ({"tools": ({"name": "look"},)}, "a tool is a dict: give ctxfold.ToolSpec"),

@@ -12,6 +12,7 @@ from langchain.agents import create_agent
 from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import ConfigurableField
+from langgraph.checkpoint.sqlite import SqliteSaver
 
 from ctxfold import ConfigError, CtxError, MessageError
 from ctxfold.testing import ModelServer
@@ -71,6 +72,18 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
     ("trigger", r"TokensTrigger\(at=4_000\)", lambda m: ContextMiddleware(context_window=900, trigger=("tokens", 4_000))),
     ("keep", "'keep': ctxfold calls it keep_last", lambda m: ContextMiddleware(context_window=900, keep=("messages", 4))),
     ("tools of the agent", "names look: there are", lambda m: ContextMiddleware(context_window=900, history_tools="look")),
+    ("how many tools", "history_tools is an int: give a list; names among read_message", lambda m: with_tools(5)),
+    ("tools in numbers", "history_tools hold an int: names among", lambda m: with_tools([5])),
+    ("checkpointer", r"checkpointer is a _Generator.*such as InMemorySaver\(\)", lambda m: slim(SqliteSaver.from_conn_string("x"))),
+    ("mirror", "mirror is a list: give a BaseChatMessageHistory", lambda m: opened(mirror=[])),
+    ("mirror of all", "mirror is an InMemory.*: give a function", lambda m: factory(old())),
+    ("what mirrors", "mirror is a str: give a BaseChat", lambda m: factory(lambda session, owner: "copy")("s")),
+    ("state's key", "messages_key is an int", lambda m: ContextNode(context_window=900, messages_key=5)),  # type: ignore[arg-type]
+    ("output's key", "output_key is None", lambda m: ContextNode(context_window=900, output_key=None)),  # type: ignore[arg-type]
+    ("reply's limit", "max_tokens is -5: give the largest number", lambda m: ChatCtx(model="m", base_url=URL, max_tokens=-5)),
+    ("model's window", "context_window is 0: give the model's", lambda m: ChatCtx(model="m", base_url=URL, context_window=0)),
+    ("limit of a call", "max_tokens is '100': give the largest", lambda m: m.invoke("Hi", max_tokens="100")),
+    ("search", "query is an int: give it as text", lambda m: opened().context.search(5)),  # type: ignore[arg-type]
     ("the model first", "create_agent, and one that writes the summaries is summarizer=", lambda m: ContextMiddleware(m)),
     ("one tool", "tools is a ChatCtx: give a list of tools", lambda m: ContextNode(context_window=900, tools=m)),
     ("sections", "sections hold a str: make a section of it", lambda m: ContextMiddleware(context_window=900, sections=["x"])),
@@ -99,9 +112,23 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
 ]  # fmt: skip
 
 
+URL = "http://127.0.0.1:9/v1"
+
+
+def with_tools(chosen: Any) -> ContextMiddleware:
+    return ContextMiddleware(context_window=8_000, history_tools=chosen)
+
+
+def slim(saver: Any) -> object:
+    return ContextMiddleware(context_window=8_000).slim_checkpointer(saver)
+
+
+def factory(mirror: Any) -> Any:
+    return CtxChatMessageHistory.factory(context_window=8_000, mirror=mirror)
+
+
 def chat(window: int = 8_000, **policy: Any) -> ChatCtx:
-    url = "http://127.0.0.1:9/v1"
-    return ChatCtx(model="m", base_url=url, api_key="x", session="s", context_window=window, policy=policy)
+    return ChatCtx(model="m", base_url=URL, api_key="x", session="s", context_window=window, policy=policy)
 
 
 def old() -> InMemoryChatMessageHistory:

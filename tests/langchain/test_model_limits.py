@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import ModelFallbackMiddleware
+from langchain.agents.middleware import ModelFallbackMiddleware, wrap_model_call
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import BaseMessage, HumanMessage
@@ -150,3 +150,22 @@ def test_a_limit_that_a_client_without_a_status_names() -> None:
         assert chat.invoke(f"{number}. {SHORT}").text == "Fine."
     assert len(model.refused) == 1
     assert chat.context().rules().context_window == 2_000
+
+
+def test_a_limit_that_means_none_to_the_service_is_its_own(server: ModelServer) -> None:
+    """LM Studio and llama.cpp take -1 for no limit: the session leaves it to the model."""
+    chat = with_context(openai_model(server), session_id="s", context_window=8_000)
+    with ContextMiddleware(context_window=8_000, history_tools=False) as middleware:
+
+        @wrap_model_call
+        def unlimited(request: Any, handler: Any) -> Any:
+            return handler(request.override(model_settings={"max_tokens": -1}))
+
+        agent = create_agent(openai_model(server), [], middleware=[unlimited, middleware])
+        for ask in (
+            lambda: chat.invoke("Hi", max_tokens=-1),
+            lambda: agent.invoke({"messages": [HumanMessage("Hi")]}, T),
+        ):
+            ask()
+            assert server.requests[-1].body["max_completion_tokens"] == -1
+        chat.close()

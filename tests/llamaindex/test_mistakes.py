@@ -21,6 +21,7 @@ from llamaindex_ctx import (
     CtxMemoryBlock,
     LlamaIndexBackend,
     history_tools,
+    register_store,
     with_context,
     with_reasoning,
 )
@@ -85,6 +86,7 @@ MADE: list[tuple[str, str, Callable[[], object]]] = [
     ("block", "CtxMemoryBlock is a str", lambda: CtxMemoryBlock("archive")),  # type: ignore[arg-type]
     ("another's address", "no field 'api_base': it is base_url here", lambda: CtxLLM(model="m", api_base="http://x/v1")),
     ("another's field", "no field 'is_chat_model': use model, provider", lambda: CtxLLM(model="m", is_chat_model=True)),
+    ("registered", "store is an int: use sqlite", lambda: register_store("chats", 5)),  # type: ignore[arg-type]
     ("tools of a memory", "a CtxMemory is no session: .*`.context`", lambda: history_tools(opened())),  # type: ignore[arg-type]
 ]  # fmt: skip
 

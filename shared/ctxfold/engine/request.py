@@ -52,6 +52,9 @@ class Options:
     passages: str | None = None
 
     def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            advice = "give the largest number of tokens in a reply, 1 or more, or None"
+            object.__setattr__(self, "max_tokens", whole_number("max_tokens", self.max_tokens, advice))
         if self.context_window is not None:
             advice = "give this request's window in tokens, 1 or more, or None for the session's own"
             object.__setattr__(self, "context_window", whole_number("context_window", self.context_window, advice))
@@ -62,6 +65,11 @@ class Options:
 
 
 NO_OPTIONS = Options()
+
+
+def own_limit(max_tokens: object) -> int | None:
+    """Returns the limit of a reply that goes to a framework's model as it is; None where it is no limit, as -1 is to some."""
+    return max_tokens if isinstance(max_tokens, int) and max_tokens > 0 else None
 
 
 class RequestOptions(TypedDict, total=False):

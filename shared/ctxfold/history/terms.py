@@ -10,6 +10,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
+from ctxfold.validation import check_text
+
 LONG_LINE_CHARS = 2_000  # a longer run without the end of a sentence is gone through in stretches
 MAX_JSON_CHARS = 200_000  # longer JSON is split as text
 LEAST_ROWS = 3  # lines with equal columns that make a table
@@ -186,6 +188,7 @@ def term_counts(text: str) -> Counter[str]:
 
 def query_terms(query: str) -> tuple[str, ...]:
     """Returns the terms that a query searches for, each once; short forms of stop words, as in "what's" and "didn't", have none."""
+    check_text("the query", query)
     return tuple(term_counts(_SHORT_FORM.sub(" ", query)))
 
 

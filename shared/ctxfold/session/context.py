@@ -18,7 +18,7 @@ from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
 from ctxfold.engine.request import RequestOptions, options_from
 from ctxfold.engine.turn import OpenReply, TurnInput
-from ctxfold.errors import SessionNotFoundError
+from ctxfold.errors import ConfigError, SessionNotFoundError
 from ctxfold.events import Rewriter, Subscriber, WindowGauge
 from ctxfold.history.log import session_cost
 from ctxfold.history.prefix import PrefixStats
@@ -54,7 +54,7 @@ from ctxfold.session.service import ContextService
 from ctxfold.session_state import OpenSession, load
 from ctxfold.stream import Completed, StreamEvent, StreamPiece
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import check_name, check_text, name_or_own
+from ctxfold.validation import check_name, check_text, is_a, kind_of, name_or_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +257,7 @@ class AgentContext(SessionHandle, SharesSessions):
 
     def stream(self, question: TurnInput, done: Callable[[Reply], None] | None = None) -> Iterator[StreamPiece]:
         """Streams the chunks of the reply; `done` is called with the whole reply once it is stored."""
+        _check_question(question)
         reply: OpenReply = self._run(turn.open_reply(self._engine, question, question.reply_id or self.new_id()))
         self._request_turn = reply.turn_id
         stream = cast("ChunkStream", reply.stream)
@@ -275,6 +276,7 @@ class AgentContext(SessionHandle, SharesSessions):
     async def astream(
         self, question: TurnInput, done: Callable[[Reply], None] | None = None
     ) -> AsyncIterator[StreamPiece]:
+        _check_question(question)
         reply: OpenReply = await self._arun(turn.open_reply(self._engine, question, question.reply_id or self.new_id()))
         self._request_turn = reply.turn_id
         stream = cast("AsyncChunkStream", reply.stream)
@@ -293,6 +295,7 @@ class AgentContext(SessionHandle, SharesSessions):
     @sync_method
     def ask(self, question: TurnInput) -> Flow[Reply]:
         """Does the same as `send`, with all arguments spelt out; for the framework packages."""
+        _check_question(question)
         return turn.ask(self._engine, question)
 
     aask = async_method(ask)
@@ -300,6 +303,7 @@ class AgentContext(SessionHandle, SharesSessions):
     @sync_method
     def request_for(self, question: TurnInput) -> Flow[Request]:
         """Returns the request for a complete message list, for a model that the caller calls. The next list brings the reply."""
+        _check_question(question)
         return turn.request_for(self._engine, question)
 
     arequest_for = async_method(request_for)
@@ -319,6 +323,8 @@ class AgentContext(SessionHandle, SharesSessions):
         `question` is a user message that is not stored yet; `overhead_tokens` is the size of what else the request will hold,
         such as tools. With `whole_tail`, no live message gives way to the passages: for a list that may be handed back.
         """
+        if question is not None:
+            check_text("the question", question)
         open_session = yield from self._open_session()
         return (
             yield from self._engine.fitter.window(
@@ -478,3 +484,11 @@ def _prompts(system: object) -> tuple[str, ...] | None:
     for one in several:
         check_text("system", one)
     return cast("tuple[str, ...]", several)
+
+
+def _check_question(question: object) -> None:
+    if not is_a(question, TurnInput):
+        raise ConfigError(
+            f"the question is {kind_of(question)}: a framework gives a TurnInput here; send, send_stream and asend_stream take a "
+            "text or messages"
+        )
