@@ -169,8 +169,8 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
         match value:
             case PromptValue():
                 messages: Any = value.to_messages()
-            case str():
-                messages = [("human", value)]
+            case str() | BaseMessage():
+                messages = value
             case Mapping():
                 messages = cast("Mapping[str, Any]", value).get(self._messages_key)
             case Sequence():
@@ -181,7 +181,7 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
             raise ConfigError(
                 f"the state has no {self._messages_key!r}: name the field that holds its messages with messages_key=..."
             )
-        return convert_to_messages(messages)
+        return convert_to_messages([messages] if _is_one(messages) else messages)
 
     def _address(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Address:
         configurable = ensure_config(config).get("configurable", {})
@@ -225,7 +225,14 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
 
     def _output(self, value: Any, request: Request) -> Any:
         messages = asked(request.messages)
-        return messages if isinstance(value, PromptValue | Sequence) else {self._output_key: messages}
+        return messages if isinstance(value, PromptValue | Sequence | BaseMessage) else {self._output_key: messages}
+
+
+def _is_one(messages: object) -> bool:
+    """Returns True for a single message in place of a list, as LangGraph's `add_messages` takes it too: its letters are none."""
+    if isinstance(messages, tuple):
+        return [*map(type, cast("tuple[object, ...]", messages))] == [str, str]  # ("user", "Hello")
+    return isinstance(messages, str | BaseMessage | Mapping)
 
 
 def _conversation(messages: Sequence[BaseMessage]) -> LangChainList:

@@ -65,6 +65,20 @@ async def test_a_list_for_a_list(how: str, ids: str) -> None:
         assert said == [m.content for m in kept[:-2]]  # the open turn is seen by nobody else
 
 
+@pytest.mark.parametrize(
+    "one",
+    ["Hi", HumanMessage("Hi"), ("user", "Hi"), {"role": "user", "content": "Hi"}],
+    ids=["text", "message", "pair", "dict"],
+)
+def test_one_message_in_place_of_a_list(one: Any) -> None:
+    """As LangGraph's `add_messages` takes it: the node made a message of each letter of a text."""
+    with ContextNode(context_window=WINDOW) as fit:
+        shown = fit.invoke({"messages": one}, thread())["llm_input_messages"]
+        assert [(m.type, m.content) for m in shown] == [("human", "Hi")]
+        if not isinstance(one, dict):  # which is a state
+            assert [(m.type, m.content) for m in fit.invoke(one, thread("u"))] == [("human", "Hi")]
+
+
 def test_in_front_of_a_model(server: ModelServer) -> None:
     """Where `trim_messages` stood; what has left the window is recalled for the question."""
     prompt = ChatPromptTemplate.from_messages([("system", "Answer from what was said."), MessagesPlaceholder("said")])
