@@ -637,8 +637,10 @@ class _IncomingMessages:
         converted = answered(from_chat_messages(messages), UuidIds().new)
         lead = next((i for i, m in enumerate(converted) if m.role != "system"), len(converted))
         rest = converted[lead:]
-        # a memory's summary is an ordinary message here
-        listed = tuple(m if m.kind == "message" else replace(m, kind="message") for m in rest if m.kind != "section")
+        listed = tuple(m for m in rest if m.kind != "section")
+        if run_key.session is not None:
+            # the session has summaries of its own: one of a memory is an ordinary message there
+            listed = tuple(replace(m, kind="message") for m in listed)
         if not listed:
             raise EmptyMessagesError("no message to send besides system messages: give the user's")
         injected = "\n\n".join(m.text for m in rest if m.kind == "section")

@@ -2922,6 +2922,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "prompts = self.prompts",
             "llamaindex/test_wrapped.py::test_an_agent_without_a_prompt_is_not_given_that_of_the_one_before",
         ),
+        (
+            "a_run_takes_a_summary_for_what_the_user_said",
+            "if run_key.session is not None:\n            # the session has",
+            "if True:\n            # the session has",
+            "llamaindex/test_memory_beside_llm.py::test_a_run_goes_on_from_the_summary_of_a_memory",
+        ),
     ),
     *_of(
         "engine/retention.py",

@@ -471,3 +471,28 @@ async def test_passages_of_a_memory_give_way_to_tools_and_rounds(way: str) -> No
         memory.close()
         await llm.aclose()
         await inner.aclose()
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_run_goes_on_from_the_summary_of_a_memory(way: str) -> None:
+    """A smaller window than the memory's: the summary is summarised once more, as a summary, not as what the user said."""
+    async with ModelServer(script=lambda _: Scripted("Green."), context_window=2_400) as server:
+        inner = CtxLLM(model="m", base_url=server.base_url, api_key="x", context_window=2_400)
+        memory = CtxMemory.from_defaults(token_limit=3_000)
+        llm = with_context(inner, recall_ratio=0.0)
+        compacted_again: list[str] = []
+        for n in range(40):
+            memory.put(f"Locker {n} has the code {n * 1117}. " + words("Please", 60))
+            window = memory.get()
+            server.clear_requests()
+            (*_, response) = await ask(llm, way, window)
+            memory.put(response.message)
+            begins = {str(request.body["messages"][0]["content"]) for request in server.requests} - {window[0].content}
+            compacted_again += [text for text in begins if text.startswith("[Summary of prior conversation]")]
+        assert compacted_again
+        lines = [line for text in compacted_again for line in text.splitlines() if line.startswith("- ")]
+        assert lines
+        assert all(line.startswith("- user: Locker ") for line in lines)
+        memory.close()
+        await llm.aclose()
+        await inner.aclose()
