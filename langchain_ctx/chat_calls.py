@@ -11,12 +11,13 @@ from typing import Any
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.messages import LC_ID_PREFIX, BaseMessage
 
+from ctxfold.adapters.refused_reasoning import PlainCalls
 from ctxfold.connect import check_fits
 from ctxfold.engine.request import Options
 from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.records import SessionKey
-from ctxfold.protocols import ContextBackend, Reply, Request, TokenCounter
+from ctxfold.protocols import Reply, Request, TokenCounter
 from ctxfold.stream import Fold, StreamPiece
 from langchain_ctx.message_lists import name_refusals, prompt_text
 from langchain_ctx.messages import from_langchain, given_ids
@@ -127,11 +128,11 @@ def _thinking(row: Any, setting: bool | str | None, forced: str | None) -> bool 
 
 
 def plain_stream(
-    backend: ContextBackend, request: Request, call: ChatCall, done: Callable[[Reply], None]
+    calls: PlainCalls, request: Request, call: ChatCall, done: Callable[[Reply], None]
 ) -> Generator[StreamPiece, None, None]:
     """Yields the events of an answer that no session keeps; `done` gets the whole reply."""
     fold = Fold(call.reply_id, call.options.model)
-    stream = backend.open_stream(request)
+    stream = calls.open_stream(request)
     try:
         for chunk in stream:
             yield from fold.feed(chunk)
@@ -141,10 +142,10 @@ def plain_stream(
 
 
 async def plain_astream(
-    backend: ContextBackend, request: Request, call: ChatCall, done: Callable[[Reply], None]
+    calls: PlainCalls, request: Request, call: ChatCall, done: Callable[[Reply], None]
 ) -> AsyncGenerator[StreamPiece, None]:
     fold = Fold(call.reply_id, call.options.model)
-    async with aclosing(await backend.aopen_stream(request)) as stream:
+    async with aclosing(await calls.aopen_stream(request)) as stream:
         async for chunk in stream:
             for event in fold.feed(chunk):
                 yield event

@@ -31,6 +31,7 @@ from pydantic import (
 )
 
 from ctxfold._lifecycle import Closing, lasts, not_pickled
+from ctxfold.adapters.refused_reasoning import PlainCalls
 from ctxfold.connect import message_counter, named_provider, open_backend
 from ctxfold.engine.request import Options
 from ctxfold.errors import ConfigError
@@ -167,6 +168,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     _backend: Any = PrivateAttr(default=None)
+    _calls: Any = PrivateAttr(default=None)
     _sessions: Sessions | None = PrivateAttr(default=None)
     _token_counter: TokenCounter | None = PrivateAttr(default=None)
     _derived: frozenset[str] = PrivateAttr(default=frozenset())
@@ -254,6 +256,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
             max_retries=self.max_retries,
             thinking=self.thinking,
         )
+        self._calls = PlainCalls(self._backend)
         if self.backend is None:
             weakref.finalize(self, self._backend.close)  # models are often thrown away without close
         self.model = self.model or self._backend.model
@@ -381,7 +384,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         call = self._call(messages, stop, kwargs)
         with translated():
             if call.session is None:
-                return self._result(self._backend.send(call.request(self._counter)))
+                return self._result(self._calls.send(call.request(self._counter)))
             return self._result(self._conversation(call).ask())
 
     async def _agenerate(
@@ -394,7 +397,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         call = self._call(messages, stop, kwargs)
         with translated():
             if call.session is None:
-                return self._result(await self._backend.asend(call.request(self._counter)))
+                return self._result(await self._calls.asend(call.request(self._counter)))
             return self._result(await self._conversation(call).aask())
 
     def _stream(
@@ -409,7 +412,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         with translated():
             events: Generator[StreamPiece, None, None]
             if call.session is None:
-                events = plain_stream(self._backend, call.request(self._counter), call, whole.append)
+                events = plain_stream(self._calls, call.request(self._counter), call, whole.append)
             else:
                 events = self._conversation(call).stream(whole.append)
             with closing(events):
@@ -429,7 +432,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         with translated():
             events: AsyncGenerator[StreamPiece, None]
             if call.session is None:
-                events = plain_astream(self._backend, call.request(self._counter), call, whole.append)
+                events = plain_astream(self._calls, call.request(self._counter), call, whole.append)
             else:
                 events = self._conversation(call).astream(whole.append)
             async with aclosing(events):

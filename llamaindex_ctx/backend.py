@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock, ThinkingBlock
@@ -24,6 +25,7 @@ from ctxfold.protocols import (
     Reply,
     Request,
     ToolCallDelta,
+    capabilities_of,
 )
 from llamaindex_ctx.messages import to_chat_messages
 from llamaindex_ctx.metadata import without_marks
@@ -124,8 +126,6 @@ class LlamaIndexBackend(BorrowedModel):
     LLM.
     """
 
-    capabilities = BackendCapabilities()
-
     def __init__(self, llm: LLM, *, context_window: int | None = None) -> None:
         check_llm("the LLM of a LlamaIndexBackend", llm)
         if getattr(llm, "session_id", None) is not None:
@@ -142,6 +142,18 @@ class LlamaIndexBackend(BorrowedModel):
     @property
     def context_window(self) -> int | None:
         return self._window or told_window(self.llm)
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """Returns those of the service behind a CtxLLM. Other LLMs do not tell theirs."""
+        return self._capabilities_for(self.model)
+
+    def _capabilities_for(self, model: str) -> BackendCapabilities:
+        if not _is_ours(self.llm):
+            return BackendCapabilities(sparing=_without_limit)
+        llm: Any = self.llm
+        # a message of LlamaIndex has no place for the service's own summary
+        return replace(capabilities_of(llm.backend, model), compacts_from=None, of_model=self._capabilities_for)
 
     def send(self, request: Request) -> Reply:
         messages, options = self._call_arguments(request)
@@ -225,6 +237,11 @@ def bare_messages(messages: Sequence[Message], llm: LLM) -> list[ChatMessage]:
     for message in values:
         message.additional_kwargs = dict(message.additional_kwargs)  # the marks stay behind
     return values
+
+
+def _without_limit(request: Request) -> Request:
+    """Returns a summariser's request without `max_tokens`: a model that thinks counts its thinking as output, up to the limit."""
+    return replace(request, max_tokens=None)
 
 
 def _is_ours(llm: LLM) -> bool:

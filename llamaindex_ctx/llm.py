@@ -28,6 +28,7 @@ from llama_index.core.tools.types import BaseTool
 from pydantic import Field, PrivateAttr, SecretStr, SkipValidation, field_serializer
 
 from ctxfold import BackendError, ContextBackend, Message, Request, ToolSpec
+from ctxfold.adapters.refused_reasoning import PlainCalls
 from ctxfold.connect import check_fits, message_counter, named_provider, open_backend
 from ctxfold.engine.request import Options
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageError
@@ -175,7 +176,7 @@ class CtxLLM(FunctionCallingLLM):
     additional_kwargs: dict[str, Any] = Field(default_factory=dict)
     extra_body: dict[str, Any] = Field(default_factory=dict)
 
-    _backend: ContextBackend | None = PrivateAttr(default=None)
+    _calls: PlainCalls | None = PrivateAttr(default=None)
     _told_window: int | None = PrivateAttr(default=None)
 
     def __init__(  # noqa: PLR0913  one keyword per independent setting
@@ -219,7 +220,7 @@ class CtxLLM(FunctionCallingLLM):
                 f"CtxLLM has no field {name!r}: {'it is base_url here' if name == 'api_base' else f'use {known}'}"
             )
         super().__init__(**settings, **kwargs)
-        self._backend = backend if backend is not None else self._new_backend()
+        self._calls = PlainCalls(backend if backend is not None else self._new_backend())
 
     @field_serializer("base_url")
     def _without_secrets(self, base_url: str | None) -> str | None:
@@ -236,9 +237,12 @@ class CtxLLM(FunctionCallingLLM):
     @property
     def backend(self) -> ContextBackend:
         """Returns the backend that answers. Copies share it; an unpickled LLM creates a new one."""
-        if self._backend is None:
-            self._backend = self._new_backend()
-        return self._backend
+        return self._plain_calls().backend
+
+    def _plain_calls(self) -> PlainCalls:
+        if self._calls is None:
+            self._calls = PlainCalls(self._new_backend())
+        return self._calls
 
     def _new_backend(self) -> ContextBackend:
         return open_backend(
@@ -268,13 +272,13 @@ class CtxLLM(FunctionCallingLLM):
 
     def close(self) -> None:
         """Closes the connections; a later call opens new ones."""
-        if self._backend is not None:
-            self._backend.close()
+        if self._calls is not None:
+            self._calls.backend.close()
 
     async def aclose(self) -> None:
         """The async form of `close`."""
-        if self._backend is not None:
-            await self._backend.aclose()
+        if self._calls is not None:
+            await self._calls.backend.aclose()
 
     @_chat_events
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -378,7 +382,7 @@ class CtxLLM(FunctionCallingLLM):
 
     def __getstate__(self) -> dict[Any, Any]:
         bare = self.model_copy(update={"api_key": None, "base_url": self._without_secrets(self.base_url)})
-        bare._backend = None
+        bare._calls = None
         return super(CtxLLM, bare).__getstate__()
 
     def _can_force(self, options: Mapping[str, Any]) -> bool:
@@ -414,20 +418,20 @@ class CtxLLM(FunctionCallingLLM):
     def _chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponse:
         request = self._request(messages, options)
         with self._overflow_typed():
-            reply = self.backend.send(request)
+            reply = self._plain_calls().send(request)
         return chat_response(reply, one_call=_one_call(options))
 
     async def _achat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponse:
         request = await self._arequest(messages, options)
         with self._overflow_typed():
-            reply = await self.backend.asend(request)
+            reply = await self._plain_calls().asend(request)
         return chat_response(reply, one_call=_one_call(options))
 
     def _stream(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponseGen:
         request = self._request(messages, options)
         answer = CumulativeReply(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
         with self._overflow_typed():
-            stream = self.backend.open_stream(request)
+            stream = self._plain_calls().open_stream(request)
             try:
                 for chunk in cast("Iterator[Any]", stream):
                     response = answer.feed(chunk)
@@ -441,7 +445,7 @@ class CtxLLM(FunctionCallingLLM):
         request = await self._arequest(messages, options)
         answer = CumulativeReply(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
         with self._overflow_typed():
-            stream = await self.backend.aopen_stream(request)
+            stream = await self._plain_calls().aopen_stream(request)
             try:
                 async for chunk in cast("AsyncIterator[Any]", stream):
                     response = answer.feed(chunk)

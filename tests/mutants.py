@@ -2915,6 +2915,36 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "adapters/refused_reasoning.py",
+        (
+            "refused_thoughts_are_sent_again",
+            "self._refused.update(dict.fromkeys(map(_key, reasoned), True))",
+            "pass",
+            "faces/test_bound_thoughts.py",
+        ),
+        (
+            "a_list_without_thoughts_is_sent_twice",
+            'error.kind != "reasoning_replay" or not may_leave_out or not reasoned',
+            'error.kind != "reasoning_replay" or not may_leave_out',
+            "faces/test_bound_thoughts.py::test_a_second_refusal_is_the_callers_to_see",
+        ),
+    ),
+    *_of(
+        "../../llamaindex_ctx/backend.py",
+        (
+            "the_service_behind_an_llm_is_not_known",
+            "if not _is_ours(self.llm):\n            return",
+            "if True:\n            return",
+            "faces/test_bound_thoughts.py::test_an_agent_goes_on_after_compactions",
+        ),
+        (
+            "thinking_uses_up_a_summary",
+            "BackendCapabilities(sparing=_without_limit)",
+            "BackendCapabilities()",
+            "llamaindex/test_backend.py::test_a_summary_has_no_limit_that_thinking_would_use_up",
+        ),
+    ),
+    *_of(
         "../../llamaindex_ctx/wrapper.py",
         (
             "a_run_keeps_the_prompt_of_another_agent",

@@ -27,6 +27,7 @@ from ctxfold import (
 )
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxLLM, LlamaIndexBackend
+from tests.llamaindex.served_llm import stock_llm
 
 LOOK = ToolSpec("look", "Looks something up.", {"type": "object", "properties": {"key": {"type": "string"}}})
 
@@ -253,3 +254,23 @@ def test_the_window_is_the_metadatas_or_the_users() -> None:
     backend = LlamaIndexBackend(MockLLM(), context_window=9)
     assert (backend.context_window, backend.model) == (9, MockLLM().metadata.model_name)
     backend.close()
+
+
+async def test_a_summary_has_no_limit_that_thinking_would_use_up() -> None:
+    """Thinking counts as output, and LLM classes do not tell whether their model thinks. The prompt states the length."""
+
+    def script(body: Any) -> Scripted:
+        spent = "max_tokens" in body
+        return Scripted("" if spent else "Ann keeps bees.", "I think. " * 20, finish_reason="length" if spent else None)
+
+    with ModelServer(script=script) as server:
+        async with stock_llm(server) as llm:
+            backend = ScriptedBackend([f"answer {number}" for number in range(12)])
+            with AgentContext(
+                backend, summarizer=LlamaIndexBackend(llm), context_window=1_200, counter=RatioCounter()
+            ) as ctx:
+                for number in range(12):
+                    ctx.send(f"question {number} " + "word " * 60)
+                assert ctx.usage().compactions > 0
+                assert "Ann keeps bees." in ctx.view().compressed[0].message.text
+        assert all("max_tokens" not in request.body for request in server.requests)
