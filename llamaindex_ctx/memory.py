@@ -64,9 +64,10 @@ from llamaindex_ctx.store_registry import Live, drop_live, find_live, forget, na
 from llamaindex_ctx.summarizer import check_llm
 from llamaindex_ctx.tool_rounds import finished, unanswered
 
-# for what a retriever adds: the share that LlamaIndex's `Memory` leaves free too, no more than recall may take, and no less than
-# LlamaIndex's 500 tokens of padding and its instructions, without which its engines raise
-DOCUMENTS_SHARE, LEAST_DOCUMENTS_TOKENS, MOST_DOCUMENTS_TOKENS = 0.3, 900, 4_096
+# for what a retriever adds: the share that LlamaIndex's `Memory` leaves free too, no more than recall may take, and enough for a
+# few lines beside LlamaIndex's 500 tokens of padding and its instructions
+DOCUMENTS_SHARE, ENOUGH_DOCUMENTS_TOKENS, MOST_DOCUMENTS_TOKENS = 0.3, 900, 4_096
+LEAST_DOCUMENTS_TOKENS = 500  # of padding alone: with less, the engines raise in any case
 
 
 class CtxMemory(BaseMemory, Closing):
@@ -260,10 +261,11 @@ class CtxMemory(BaseMemory, Closing):
         """
         newest = (yield from flow_of(AgentContext.view)(self.context)).last() if asked else None
         documents = 0
-        if asked is not None and newest is not None and newest.message.role == "assistant":
+        if asked is not None and newest is not None and _is_to_be_put(asked, newest.message):
             room = self.context.policy.budget_tokens - initial_token_count - self.context.counter.count_text(asked)
-            documents = min(MOST_DOCUMENTS_TOKENS, max(LEAST_DOCUMENTS_TOKENS, int(DOCUMENTS_SHARE * room)))
-            documents = documents if documents <= room // 2 else 0
+            documents = min(MOST_DOCUMENTS_TOKENS, max(ENOUGH_DOCUMENTS_TOKENS, int(DOCUMENTS_SHARE * room)))
+            documents = min(documents, room // 2)
+            documents = documents if documents >= LEAST_DOCUMENTS_TOKENS else 0
         window = partial(
             flow_of(AgentContext.window),
             self.context,
@@ -498,6 +500,13 @@ class CtxMemory(BaseMemory, Closing):
             self._live.blocks.side.close()
         if self._live.copy is not None:
             self._live.copy.side.close()
+
+
+def _is_to_be_put(asked: str, newest: Message) -> bool:
+    """Returns True for a question that the newest message is not: an answer, or a question that was left without one."""
+    if newest.role == "user":
+        return asked.split() != newest.text.split()
+    return newest.role == "assistant"
 
 
 def _is_of_run(messages: Sequence[Message]) -> bool:

@@ -2930,6 +2930,27 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "../../llamaindex_ctx/memory.py",
+        (
+            "a_small_window_leaves_no_room_for_documents",
+            "documents = min(documents, room // 2)",
+            "documents = documents if documents <= room // 2 else 0",
+            "llamaindex/test_engines.py::test_a_full_memory_of_a_small_window_leaves_half_of_it",
+        ),
+        (
+            "documents_take_the_room_of_passages_where_no_engine_works",
+            "documents = documents if documents >= LEAST_DOCUMENTS_TOKENS else 0",
+            "pass",
+            "llamaindex/test_stock_ways.py::test_nothing_of_ours_stands_in_a_prompt",
+        ),
+        (
+            "a_question_behind_an_unanswered_one_is_taken_for_it",
+            "return asked.split() != newest.text.split()",
+            "return False",
+            "llamaindex/test_engines.py::test_a_question_that_was_left_without_an_answer_leaves_room_too",
+        ),
+    ),
+    *_of(
         "../../llamaindex_ctx/backend.py",
         (
             "the_service_behind_an_llm_is_not_known",

@@ -107,6 +107,34 @@ def test_a_full_memory_leaves_room_for_documents_and_for_the_reply(kind: str, ma
         assert "1287" in str(engine.chat("Which key has locker 11?"))
 
 
+@pytest.mark.parametrize("kind", ["context", "condense"])
+@pytest.mark.parametrize("window", [1_600, 2_000])
+def test_a_full_memory_of_a_small_window_leaves_half_of_it(kind: str, window: int, llms: Made) -> None:
+    """A share of the window that is large enough for LlamaIndex would leave nothing to the conversation."""
+    with ModelServer(context_window=window, strict="openai") as server:
+        llm = llms(server, window=window)
+        memory = CtxMemory.from_defaults(llm=llm)
+        engine = made(kind, llm, memory)
+        for number in range(24):
+            engine.chat(f"Locker {number} has the key {number * 117}. {'It stands beside the door of the hall. ' * 8}")
+        assert roles(memory) == ["user", "assistant"] * 24
+        assert memory.context.usage().compactions > 0
+
+
+@pytest.mark.parametrize("kind", ["context", "condense"])
+@pytest.mark.parametrize("turns", [10, 11, 18, 19])
+def test_a_question_that_was_left_without_an_answer_leaves_room_too(kind: str, turns: int, llms: Made) -> None:
+    """A stream that broke off leaves its question, and the engine puts the next one behind it, with its documents."""
+    with ModelServer(script=lambda _: Scripted("Noted."), context_window=2_600) as server:
+        llm = llms(server, window=2_600)
+        memory = CtxMemory.from_defaults(llm=llm)
+        for number in range(turns):
+            memory.put(f"My locker {number} is {number * 37}. " + "Note it. " * 50)
+            memory.put(ChatMessage(role="assistant", content="Noted."))
+        memory.put("What was that? " * 20)
+        assert made(kind, llm, memory).chat("And which locker do I have?").response == "Noted."
+
+
 @pytest.mark.parametrize("max_tokens", [None, 100, 400, 900, 1_600, 4_000])
 def test_the_reply_reserve_is_a_fifth_or_what_the_llm_may_say(
     max_tokens: int | None, server: ModelServer, llms: Made
