@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
@@ -24,6 +24,7 @@ from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.sessions import check_settings
 from ctxfold.effects import Flow, flow_of
+from ctxfold.engine.engine import Engine
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageTooLargeError, WindowTooSmallError
 from ctxfold.messages import MediaPart, Message, ToolCallPart
 from ctxfold.protocols import Embedder, Store, TokenCounter
@@ -64,6 +65,7 @@ from llamaindex_ctx.store_registry import Live, drop_live, find_live, forget, na
 from llamaindex_ctx.summarizer import check_llm
 from llamaindex_ctx.tool_rounds import finished, unanswered
 
+T = TypeVar("T")
 # for what a retriever adds: the share that LlamaIndex's `Memory` leaves free too, no more than recall may take, and enough for a
 # few lines beside LlamaIndex's 500 tokens of padding and its instructions
 DOCUMENTS_SHARE, ENOUGH_DOCUMENTS_TOKENS, MOST_DOCUMENTS_TOKENS = 0.3, 900, 4_096
@@ -108,7 +110,8 @@ class CtxMemory(BaseMemory, Closing):
         if history is not None:
             self.set(history)
         elif fresh and live.copy is not None:
-            self._set(live.copy.read())
+            history_there = live.copy.read()
+            live.context.run_flow(lambda _: self._set(history_there))
 
     @classmethod
     def class_name(cls) -> str:
@@ -316,38 +319,39 @@ class CtxMemory(BaseMemory, Closing):
     @span
     def put_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         """Stores messages in one step: all of them, or none when it raises."""
-        added = self._put(listed(messages))
+        messages = listed(messages)
+        added = self.context.run_flow(lambda _: self._put(messages))
         if self._live.copy is not None:
             self._live.copy.add(added)
         self._feed()
 
-    def _put(self, messages: Sequence[ChatMessage | str]) -> tuple[Message, ...]:
-        view = self.context.view().messages if self._needs_view(messages) else ()
-        fresh = without_own(self._taken(messages, unanswered(view)), view)
-        if not fresh:
-            return ()
-        with explained_conflict():
-            added = self.context.add(fresh, known_ids=carry_ids(messages), skip_orphans=_is_of_run(fresh))
-        self._live.waiting = added.turn_id is not None
-        return added.messages
-
     @span
     async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         messages = listed(messages)
-        added = await (asyncio.to_thread(self._put, messages) if heavy(messages) else self._aput(messages))
+        added = await self._aflow(messages, lambda _: self._put(messages))
         if self._live.copy is not None:
             await self._live.copy.aadd(added)
         await self._afeed()
 
-    async def _aput(self, messages: Sequence[ChatMessage | str]) -> tuple[Message, ...]:
-        view = (await self.context.aview()).messages if self._needs_view(messages) else ()
+    def _put(self, messages: Sequence[ChatMessage | str]) -> Flow[tuple[Message, ...]]:
+        view: Sequence[Message] = ()
+        if self._needs_view(messages):
+            view = (yield from flow_of(AgentContext.view)(self.context)).messages
         fresh = without_own(self._taken(messages, unanswered(view)), view)
         if not fresh:
             return ()
         with explained_conflict():
-            added = await self.context.aadd(fresh, known_ids=carry_ids(messages), skip_orphans=_is_of_run(fresh))
+            added = yield from flow_of(AgentContext.add)(
+                self.context, fresh, known_ids=carry_ids(messages), skip_orphans=_is_of_run(fresh)
+            )
         self._live.waiting = added.turn_id is not None
         return added.messages
+
+    async def _aflow(self, messages: Sequence[ChatMessage | str], flow: Callable[[Engine], Flow[T]]) -> T:
+        """Runs a flow that stores the messages, in a thread where it would hold up the event loop."""
+        if heavy(messages):
+            return await asyncio.to_thread(self.context.run_flow, flow)
+        return await self.context.arun_flow(flow)
 
     @span
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
@@ -358,27 +362,23 @@ class CtxMemory(BaseMemory, Closing):
         Leading messages that the memory already has, compared by position and content, stay as they are, compacted or not: a
         list that continues `get_all` or `get` costs no more than putting the new messages.
         """
-        self._set(listed(messages))
+        messages = listed(messages)
+        self.context.run_flow(lambda _: self._set(messages))
         if self._live.copy is not None:
             self._live.copy.set(self.get_all())
         self._feed()
 
-    def _set(self, messages: Sequence[ChatMessage | str]) -> None:
-        fresh = with_distinct_ids(self._taken(messages), self.context.new_id)
-        self.context.set_messages(fresh, prompts=True, recognise=True)
-        self._live.waiting = bool(unanswered(fresh))
-
     @span
     async def aset(self, messages: Sequence[ChatMessage | str]) -> None:
         messages = listed(messages)
-        await (asyncio.to_thread(self._set, messages) if heavy(messages) else self._aset(messages))
+        await self._aflow(messages, lambda _: self._set(messages))
         if self._live.copy is not None:
             await self._live.copy.aset(await self.aget_all())
         await self._afeed()
 
-    async def _aset(self, messages: Sequence[ChatMessage | str]) -> None:
+    def _set(self, messages: Sequence[ChatMessage | str]) -> Flow[None]:
         fresh = with_distinct_ids(self._taken(messages), self.context.new_id)
-        await self.context.aset_messages(fresh, prompts=True, recognise=True)
+        yield from flow_of(AgentContext.set_messages)(self.context, fresh, prompts=True, recognise=True)
         self._live.waiting = bool(unanswered(fresh))
 
     def reset(self, status: MessageStatus | None = None) -> None:
