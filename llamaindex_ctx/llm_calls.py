@@ -14,14 +14,14 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.tools.types import BaseTool
 
 from ctxfold.compaction.live_prefix import answers_freely
-from ctxfold.engine.request import Options, own_limit
+from ctxfold.engine.request import Options
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Reply, Request
 from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, bare_messages
 from llamaindex_ctx.messages import with_distinct_call_ids
 from llamaindex_ctx.metadata import ID_KEY, mark
 from llamaindex_ctx.replies import field_of, whole_reply
-from llamaindex_ctx.summarizer import LlmSummarizer
+from llamaindex_ctx.summarizer import LlmSummarizer, limit_among
 
 _CALL = "ctxfold_call"  # among the options of a request
 # among the arguments of `chat`
@@ -53,7 +53,7 @@ class LlmCall:
     def options(self, passages: str, scratch: str = "") -> Options:
         """Returns the options for the engine: the arguments that take room in the request, and text for this request alone."""
         return Options(
-            max_tokens=own_limit(self.arguments.get("max_tokens")),
+            max_tokens=limit_among(self.arguments),
             tools=tuple(_counted(tool) for tool in self.arguments.get("tools") or ()),
             scratch=scratch or None,
             passages=passages or None,

@@ -25,7 +25,7 @@ from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.memory_blocks import Block, Blocks
 from llamaindex_ctx.retrieval import as_embedder
 from llamaindex_ctx.store_registry import Live, Source, find_source, keep_live
-from llamaindex_ctx.summarizer import LlmSummarizer, told_window
+from llamaindex_ctx.summarizer import LlmSummarizer, reply_limit, told_window
 
 Tokenizer: TypeAlias = Callable[[str], Sequence[Any]]
 
@@ -106,12 +106,12 @@ def window_rules(context_window: int | None, token_limit: int | None, llm: LLM |
 
 
 def reply_reserve(window: object, llm: LLM | None) -> dict[str, int]:
-    """Returns the reserve for a reply of an LLM whose `max_tokens` are more than the share that is kept by default.
+    """Returns the reserve for a reply of an LLM whose limit for it is more than the share that is kept by default.
 
-    A service counts them as a part of the request. Where they are three quarters of the window or more, nothing is returned.
+    A service counts it as a part of the request. Where it is three quarters of the window or more, nothing is returned.
     """
-    most: object = getattr(llm, "max_tokens", None)
-    if not isinstance(most, int) or not isinstance(window, int):
+    most = reply_limit(llm)
+    if most is None or not isinstance(window, int):
         return {}
     return {"reply_reserve_tokens": most} if window // 5 < most < 3 * window // 4 else {}
 

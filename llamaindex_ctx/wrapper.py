@@ -67,7 +67,7 @@ from llamaindex_ctx.messages import chat_messages, from_chat_messages
 from llamaindex_ctx.metadata import ID_KEY, NEWEST_KEY, mark
 from llamaindex_ctx.reasoning import check_reasoning, returning
 from llamaindex_ctx.retrieval import as_embedder
-from llamaindex_ctx.summarizer import LlmSummarizer, check_llm, known_window
+from llamaindex_ctx.summarizer import LlmSummarizer, check_llm, known_window, reply_limit
 from llamaindex_ctx.tool_rounds import answered
 
 _RECEIVED = "Received."  # what answers a call that a program reads, as providers want each call answered
@@ -311,8 +311,8 @@ def with_context(
         raise ConfigError("this LLM keeps its context already: use it as it is, or wrap the LLM inside")
     if settings.get("policy") is None:
         context_window = known_window(llm) if context_window is None else context_window
-        reserve: object = getattr(llm, "max_tokens", None)
-        if settings.get("reply_reserve_tokens") is None and isinstance(reserve, int):
+        reserve = reply_limit(llm)
+        if settings.get("reply_reserve_tokens") is None and reserve is not None:
             settings["reply_reserve_tokens"] = reserve
     # checked at once, not at the first call
     window = session_rules(context_window, None, counter=counter, **settings).context_window

@@ -2930,6 +2930,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "../../llamaindex_ctx/summarizer.py",
+        (
+            "the_limit_of_a_reply_has_one_name",
+            '("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")',
+            '("max_tokens",)',
+            "llamaindex/test_settings.py::test_the_limit_of_a_reply_has_several_names",
+        ),
+    ),
+    *_of(
         "../../llamaindex_ctx/memory.py",
         (
             "a_small_window_leaves_no_room_for_documents",

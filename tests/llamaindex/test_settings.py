@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from llama_index.core.llms.llm import LLM
 from llama_index.core.llms.mock import MockLLM
+from llama_index.llms.openai import OpenAI, OpenAIResponses
 
 from ctxfold import ConfigError, Policy
 from llamaindex_ctx import ContextLLM, CtxMemory, with_context
+from tests.llamaindex.scripted_agents import Script
+from tests.llamaindex.talk import bot, user, words
 
 POLICY = Policy(context_window=6_000, reply_reserve_tokens=700, keep_last=3, summary_tokens=300)
 
@@ -35,6 +39,35 @@ def test_the_reply_reserve_is_the_llms_own_limit_unless_it_is_given() -> None:
         assert chat.context().policy.reply_reserve_tokens == 256
     with with_context(MockLLM(max_tokens=256), session_id="s", context_window=8_000, reply_reserve_tokens=900) as chat:
         assert chat.context().policy.reply_reserve_tokens == 900
+
+
+@pytest.mark.parametrize(
+    ("llm", "reserve"),
+    [
+        (OpenAIResponses("gpt-5-mini", api_key="x", max_output_tokens=4_000), 4_000),
+        (OpenAI("gpt-5-mini", api_key="x", max_tokens=4_000), 4_000),
+        (OpenAI("gpt-5-mini", api_key="x", additional_kwargs={"max_completion_tokens": 4_000}), 4_000),
+        (OpenAI("gpt-5-mini", api_key="x"), 1_800),
+        (MockLLM(max_tokens=-1), 1_800),
+    ],
+)
+def test_the_limit_of_a_reply_has_several_names(llm: LLM, reserve: int) -> None:
+    """A service counts it as a part of the request, whatever the class of the LLM calls it."""
+    with CtxMemory.from_defaults(context_window=9_000, llm=llm) as memory:
+        assert memory.context.policy.reply_reserve_tokens == reserve
+    with with_context(llm, session_id="s", context_window=9_000) as chat:
+        assert chat.context().policy.reply_reserve_tokens == reserve
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_output_tokens", "max_completion_tokens"])
+def test_the_limit_of_one_reply_leaves_less_room_for_its_request(name: str) -> None:
+    llm = Script(bot("Noted."))
+    with with_context(llm, session_id="s", context_window=4_000) as chat:
+        for number in range(20):
+            chat.chat([user(f"Question {number}. " + words("Please", 100))])
+        before = len(llm.sent[-1])
+        chat.chat([user("And now?")], **{name: 3_000})
+        assert len(llm.sent[-1]) < before // 2
 
 
 def test_a_policy_that_is_none_is_refused() -> None:
