@@ -33,7 +33,7 @@ from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.effects import Flow
 from ctxfold.engine.attach import BRANCH, Attachment
 from ctxfold.engine.engine import Engine
-from ctxfold.engine.request import Options, own_limit
+from ctxfold.engine.request import Options, limit_among
 from ctxfold.engine.turn import TurnInput, ask
 from ctxfold.errors import ConfigError, CtxError, TurnClosedError
 from ctxfold.history.diff import newest_known, split_settled
@@ -273,7 +273,7 @@ class AgentTurn:
         settings = self.request.model_settings
         options = Options(
             tools=self._counted_tools(),
-            max_tokens=own_limit(settings.get("max_tokens")),
+            max_tokens=limit_among(settings),
             context_window=settings.get(WINDOW) or visit.sessions.window_of(self.model),
         )
         leading = self.request.messages[: leading_count(self.request.messages)]

@@ -30,7 +30,7 @@ from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import Closing, not_pickled
 from ctxfold.adapters.model_calls import ModelStream, aeach_within, each_within, original_error
 from ctxfold.compaction.live_prefix import answers_freely
-from ctxfold.engine.request import Options, own_limit
+from ctxfold.engine.request import Options, limit_among
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.tokens.text import TextCounter
@@ -65,7 +65,7 @@ def options_of(kwargs: Mapping[str, Any]) -> Options:
     """Returns what the engine has to know of a call's arguments: what takes room, and how much there is."""
     return Options(
         tools=counted(kwargs.get("tools")),
-        max_tokens=own_limit(kwargs.get("max_tokens")),
+        max_tokens=limit_among(kwargs),
         context_window=kwargs.get(WINDOW),
     )
 

@@ -14,14 +14,14 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.tools.types import BaseTool
 
 from ctxfold.compaction.live_prefix import answers_freely
-from ctxfold.engine.request import Options
+from ctxfold.engine.request import Options, limit_among
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Reply, Request
 from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, bare_messages
 from llamaindex_ctx.messages import with_distinct_call_ids
 from llamaindex_ctx.metadata import ID_KEY, mark
 from llamaindex_ctx.replies import field_of, whole_reply
-from llamaindex_ctx.summarizer import LlmSummarizer, limit_among
+from llamaindex_ctx.summarizer import LlmSummarizer
 
 _CALL = "ctxfold_call"  # among the options of a request
 # among the arguments of `chat`

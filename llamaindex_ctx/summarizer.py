@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,13 +13,12 @@ from llama_index.core.llms.llm import LLM
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
 from ctxfold.adapters.model_calls import BorrowedModel
+from ctxfold.engine.request import LIMITS, limit_among
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import assistant
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream, ContextBackend, Reply, Request
 from ctxfold.validation import kind_of
 from llamaindex_ctx.replies import usage_of
-
-_LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")
 
 
 def check_llm(what: str, candidate: object) -> None:
@@ -60,14 +59,8 @@ def known_window(llm: LLM) -> int:
 def reply_limit(llm: LLM | None) -> int | None:
     """Returns the most tokens that the LLM is set to answer with; None where it is not told."""
     further: object = getattr(llm, "additional_kwargs", None)
-    settings = {name: value for name in _LIMITS if (value := getattr(llm, name, None)) is not None}
+    settings = {name: value for name in LIMITS if (value := getattr(llm, name, None)) is not None}
     return limit_among({**(cast("dict[str, object]", further) if isinstance(further, dict) else {}), **settings})
-
-
-def limit_among(arguments: Mapping[str, object]) -> int | None:
-    """Returns the most tokens of a reply among the arguments of a call, under any name that LLM classes have for it."""
-    values = (arguments.get(name) for name in _LIMITS)
-    return next((v for v in values if isinstance(v, int) and v > 0), None)
 
 
 def _unknown(kind: str, model: str) -> str:

@@ -55,9 +55,15 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/request.py",
         (
+            "the_limit_of_a_reply_has_one_name",
+            '("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")',
+            '("max_tokens",)',
+            "llamaindex/test_settings.py::test_the_limit_of_a_reply_has_several_names",
+        ),
+        (
             "no_limit_of_a_models_own_is_a_mistake",
-            "if isinstance(max_tokens, int) and max_tokens > 0 else None",
-            "if isinstance(max_tokens, int) else None",
+            "if isinstance(value, int) and value > 0), None)",
+            "if isinstance(value, int)), None)",
             "langchain/test_model_limits.py::test_a_limit_that_means_none_to_the_service_is_its_own",
         ),
     ),
@@ -2927,15 +2933,6 @@ MUTANTS: tuple[Mutant, ...] = (
             'error.kind != "reasoning_replay" or not may_leave_out or not reasoned',
             'error.kind != "reasoning_replay" or not may_leave_out',
             "faces/test_bound_thoughts.py::test_a_second_refusal_is_the_callers_to_see",
-        ),
-    ),
-    *_of(
-        "../../llamaindex_ctx/summarizer.py",
-        (
-            "the_limit_of_a_reply_has_one_name",
-            '("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")',
-            '("max_tokens",)',
-            "llamaindex/test_settings.py::test_the_limit_of_a_reply_has_several_names",
         ),
     ),
     *_of(

@@ -20,6 +20,8 @@ from ctxfold.validation import is_a, kind_of, whole_number
 OnAbort: TypeAlias = Literal["discard", "keep_partial"]
 SCRATCH_ID = "scratch"
 PASSAGES_ID = "passages"
+# of a reply: the names that models of LangChain and LlamaIndex have for it
+LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens")
 LEFT_OUT = "[the rest is left out: the window has no room for it]"
 
 
@@ -67,9 +69,10 @@ class Options:
 NO_OPTIONS = Options()
 
 
-def own_limit(max_tokens: object) -> int | None:
-    """Returns the limit of a reply that goes to a framework's model as it is; None where it is no limit, as -1 is to some."""
-    return max_tokens if isinstance(max_tokens, int) and max_tokens > 0 else None
+def limit_among(arguments: Mapping[str, object]) -> int | None:
+    """Returns the most tokens of a reply among a model's arguments; None where it is no limit, as -1 is to some services."""
+    values = map(arguments.get, LIMITS)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 class RequestOptions(TypedDict, total=False):
