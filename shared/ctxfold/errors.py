@@ -38,43 +38,6 @@ CtxError
 
 from __future__ import annotations
 
-__all__ = [
-    "BackendError",
-    "BudgetError",
-    "CompactionError",
-    "ConfigError",
-    "ContextOverflowError",
-    "CtxError",
-    "EmptyMessagesError",
-    "HeadMovedError",
-    "ImportLineError",
-    "InvalidTextError",
-    "InvalidToolArgumentsError",
-    "MessageConflictError",
-    "MessageErasedError",
-    "MessageError",
-    "MessageIndexError",
-    "MessageNotFoundError",
-    "MessageTooLargeError",
-    "MissingExtraError",
-    "NotEnoughHistoryError",
-    "NothingToUndoError",
-    "OrphanToolResultError",
-    "PinBudgetError",
-    "SessionError",
-    "SessionExistsError",
-    "SessionNotFoundError",
-    "StoreCorruptError",
-    "StoreError",
-    "StoreFormatError",
-    "StoreUnavailableError",
-    "StrategyError",
-    "SummarizationFailedError",
-    "TurnClosedError",
-    "UnknownRoleError",
-    "WindowTooSmallError",
-]
-
 
 class CtxError(Exception):
     """Base of every error that ctxfold raises on purpose."""

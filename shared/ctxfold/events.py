@@ -14,38 +14,6 @@ from ctxfold.messages import Message, Usage
 from ctxfold.policy.prices import CostLine
 from ctxfold.validation import kind_of
 
-__all__ = [
-    "Appended",
-    "CompactionHeld",
-    "CompactionProgress",
-    "CompactionProposal",
-    "CompactionStarted",
-    "EditUndone",
-    "Event",
-    "GoalRefreshed",
-    "HistoryCompacted",
-    "Inserted",
-    "MemoryLearnt",
-    "MessagesErased",
-    "MessagesLeftOut",
-    "MessagesRestored",
-    "OutputsPrepared",
-    "PinsChanged",
-    "PromptTruncated",
-    "Removed",
-    "RewriteRefused",
-    "Rewriter",
-    "RulesChanged",
-    "SectionInjected",
-    "SectionSkipped",
-    "SessionLoaded",
-    "Subscriber",
-    "Subscribers",
-    "TurnEnded",
-    "Updated",
-    "WindowGauge",
-]
-
 _log = logging.getLogger("ctxfold")
 
 
