@@ -1724,8 +1724,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "stores/sql_rows.py",
         (
             "an_open_reader_reads_on_in_an_erased_log",
-            'f"(SELECT session, head FROM ctxfold_sessions WHERE owner = {mark})",',
-            'f"(SELECT session, -1 FROM ctxfold_sessions WHERE owner = {mark})",',
+            'f"(SELECT session, head FROM ctxfold_sessions WHERE owner = {self.mark})",',
+            'f"(SELECT session, -1 FROM ctxfold_sessions WHERE owner = {self.mark})",',
             "erasure/test_retention.py::test_a_killed_erasure_of_an_owner_is_completed",
         ),
     ),
@@ -1889,8 +1889,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "memory_numbers_begin_anew",
-            "record = replace(record, number=len(self.numbered))",
-            "record = replace(record, number=len(items))",
+            "new_records(items, len(self.records), len(self.numbered))",
+            "new_records(items, len(self.records), 0)",
             "erasure/test_erase.py::test_message_numbers_stay_after_an_erasure retrieval/test_archive.py",
         ),
     ),

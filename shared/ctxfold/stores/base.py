@@ -26,7 +26,7 @@ from ctxfold.errors import (
     StoreCorruptError,
 )
 from ctxfold.history.memory_items import ItemPlace, MemoryItem, Remembered, forgotten, settle
-from ctxfold.history.records import Body, Draft, Record, SessionKey, decode_body, encode_body, fingerprint
+from ctxfold.history.records import NUMBERED, Body, Draft, Record, SessionKey, decode_body, encode_body, fingerprint
 from ctxfold.protocols import Document, Head, Postings, Rewrite, Store, StoreCapabilities
 from ctxfold.validation import check_name, check_text
 
@@ -352,6 +352,24 @@ def written_at(drafts: Sequence[Fresh], stored: Mapping[str, tuple[str, int]], h
     """
     places = ((item.fingerprint, seq) for seq, item in enumerate(drafts, head + 1))
     return bool(drafts) and all(stored.get(item.draft.id) == place for item, place in zip(drafts, places, strict=True))
+
+
+def new_records(new: Iterable[Fresh], head: int, numbered: int) -> list[Record]:
+    """Returns the records of new drafts, which follow the record `head` and the message with the number `numbered`."""
+    records: list[Record] = []
+    for seq, item in enumerate(new, head + 1):
+        draft, brings_message = item.draft, item.draft.body.kind in NUMBERED
+        numbered += brings_message
+        records.append(Record(seq, draft.id, draft.body, draft.turn_id, draft.at_s, numbered if brings_message else 0))
+    return records
+
+
+def read_record(seq: int, record_id: str, turn_id: str | None, at_s: float, payload: str, number: int) -> Record:
+    """Returns a record of what is stored of it; StoreCorruptError, with its place, for a body that cannot be read."""
+    try:
+        return Record(seq, record_id, decode_body(payload), turn_id, at_s, number)
+    except StoreCorruptError as error:
+        raise StoreCorruptError(f"record {seq} ({record_id!r}): {error}") from None
 
 
 def encoded(body: Body, record_id: str) -> str:

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 from ctxfold.errors import HeadMovedError, InvalidTextError, StoreCorruptError, StoreUnavailableError
 from ctxfold.history.memory_items import MemoryItem, Remembered
-from ctxfold.history.records import NUMBERED, Draft, Record, SessionKey, SnapshotTaken, decode_body, fingerprint
+from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken, fingerprint
 from ctxfold.protocols import Document, Head, Postings, Rewrite
 from ctxfold.stores.base import (
     BaseStore,
@@ -27,6 +27,8 @@ from ctxfold.stores.base import (
     encoded,
     erased_meanwhile,
     indexed_term,
+    new_records,
+    read_record,
     unseen,
     written_at,
 )
@@ -340,10 +342,7 @@ def _put_record(entries: KeyValueTransaction, key: SessionKey, record: Record, p
 
 def _decoded(seq: int, stored: bytes) -> Record:
     record_id, turn_id, at_s, number, payload = json.loads(stored)
-    try:
-        return Record(seq, record_id, decode_body(payload), turn_id, at_s, number)
-    except StoreCorruptError as error:
-        raise StoreCorruptError(f"record {seq} ({record_id!r}): {error}") from None
+    return read_record(seq, record_id, turn_id, at_s, payload, number)
 
 
 def _record(entries: KeyValueTransaction, key: SessionKey, seq: int) -> Record:
@@ -363,19 +362,15 @@ def _records(entries: KeyValueTransaction, key: SessionKey, after: int, upto: in
 def _add(
     entries: KeyValueTransaction, key: SessionKey, state: _State, new: Sequence[Fresh], payloads: dict[str, str]
 ) -> _State:
-    for item in new:
-        draft, seq = item.draft, state.seq + 1
-        brings_message = draft.body.kind in NUMBERED
-        number = state.numbered + 1 if brings_message else 0
-        record = Record(seq, draft.id, draft.body, draft.turn_id, draft.at_s, number)
-        _put_record(entries, key, record, payloads[draft.id], item.fingerprint)
-        state = replace(state, seq=seq)
-        if brings_message:
-            entries.put(_key(_NUMBER, *key, number=number), str(seq).encode())
-            state = replace(state, numbered=number)
-        if isinstance(draft.body, SnapshotTaken):
-            entries.put(_key(_SNAPSHOT, *key, number=seq), b"")
-            state = replace(state, snapshot=seq)
+    for item, record in zip(new, new_records(new, state.seq, state.numbered), strict=True):
+        _put_record(entries, key, record, payloads[record.id], item.fingerprint)
+        state = replace(state, seq=record.seq)
+        if record.number:
+            entries.put(_key(_NUMBER, *key, number=record.number), str(record.seq).encode())
+            state = replace(state, numbered=record.number)
+        if isinstance(record.body, SnapshotTaken):
+            entries.put(_key(_SNAPSHOT, *key, number=record.seq), b"")
+            state = replace(state, snapshot=record.seq)
     return state
 
 

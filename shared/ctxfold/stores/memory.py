@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ctxfold.errors import HeadMovedError, StoreUnavailableError
 from ctxfold.history.memory_items import MemoryItem, Remembered
-from ctxfold.history.records import NUMBERED, Draft, Record, SessionKey, SnapshotTaken, fingerprint
+from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken, fingerprint
 from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
 from ctxfold.stores.base import (
     BaseStore,
@@ -22,6 +22,7 @@ from ctxfold.stores.base import (
     erased_meanwhile,
     follow_forks,
     indexed_term,
+    new_records,
     unseen,
 )
 
@@ -44,16 +45,13 @@ class _Log:
     total_length: int = 0
 
     def add(self, items: Sequence[Fresh]) -> None:
-        for item in items:
-            draft = item.draft
-            record = Record(len(self.records) + 1, draft.id, draft.body, draft.turn_id, draft.at_s)
-            if draft.body.kind in NUMBERED:
+        for item, record in zip(items, new_records(items, len(self.records), len(self.numbered)), strict=True):
+            if record.number:
                 self.numbered.append(record.seq)
-                record = replace(record, number=len(self.numbered))
             self.records.append(record)
-            self.seq_by_id[draft.id] = record.seq
-            self.fingerprints[draft.id] = item.fingerprint
-            if isinstance(draft.body, SnapshotTaken):
+            self.seq_by_id[record.id] = record.seq
+            self.fingerprints[record.id] = item.fingerprint
+            if isinstance(record.body, SnapshotTaken):
                 self.snapshots.append(record.seq)
 
     def rewrite(self, records: Sequence[Record], unindexed: Sequence[int]) -> None:

@@ -44,7 +44,7 @@ def memories(
     sql = rows.sql.every_memory if everything else rows.sql.live_memories
     condition = ""
     if kinds is not None:
-        condition = f"AND kind IN {rows.marks(len(kinds), rows.dialect)} " if kinds else "AND 1 = 0 "
+        condition = f"AND kind IN {rows.marks(len(kinds))} " if kinds else "AND 1 = 0 "
     stored = connection.execute(sql.format(kinds=condition), (owner, *(kinds or ()), newest)).fetchall()
     return tuple(decode_item(row[0]) for row in stored)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from ctxfold.errors import HeadMovedError, StoreCorruptError
-from ctxfold.history.records import NUMBERED, Record, SessionKey, decode_body, fingerprint
+from ctxfold.errors import HeadMovedError
+from ctxfold.history.records import Record, SessionKey, fingerprint
 from ctxfold.protocols import Rewrite
-from ctxfold.stores.base import Fresh, checked_drafts, encoded, written_at
+from ctxfold.stores.base import Fresh, checked_drafts, encoded, new_records, read_record, written_at
 from ctxfold.stores.sql_engine import Driven
 
 if TYPE_CHECKING:
@@ -29,8 +28,16 @@ class Rows:
 
     sql: Statements
     dialect: str
-    marks: Callable[[int, str], str]
     outdated: Event = field(default_factory=Event)
+
+    @property
+    def mark(self) -> str:
+        """Returns the sign that stands for one value in a statement."""
+        return "?" if self.dialect == "sqlite" else "%s"
+
+    def marks(self, count: int) -> str:
+        """Returns the list of so many values."""
+        return f"({', '.join([self.mark] * count)})"
 
     def locked(self, connection: Driven, key: SessionKey) -> tuple[int, int, int, int, int]:
         """Returns the row of a session, created when it is new and locked until the transaction ends."""
@@ -60,13 +67,8 @@ class Rows:
         payloads: dict[str, str],
         *,
         numbered: int,
-    ) -> tuple[Record, ...]:
-        drafts = [item.draft for item in new]
-        numbers = accumulate((d.body.kind in NUMBERED for d in drafts), initial=numbered)
-        records = tuple(
-            Record(seq, d.id, d.body, d.turn_id, d.at_s, before + 1 if d.body.kind in NUMBERED else 0)
-            for seq, (d, before) in enumerate(zip(drafts, numbers, strict=False), head + 1)
-        )
+    ) -> list[Record]:
+        records = new_records(new, head, numbered)
         rows: list[tuple[Any, ...]] = [
             (*key, r.seq, r.id, r.turn_id, r.body.kind, item.fingerprint, r.at_s, payloads[r.id], r.number or None)
             for r, item in zip(records, new, strict=True)
@@ -86,35 +88,29 @@ class Rows:
         """Runs a statement that returns nothing with an IN list of any length."""
         for start in range(0, len(values), _CHUNK):
             chunk = values[start : start + _CHUNK]
-            connection.execute(sql + self.marks(len(chunk), self.dialect), (*key, *chunk))
+            connection.execute(sql + self.marks(len(chunk)), (*key, *chunk))
 
     def range(self, connection: Driven, key: SessionKey, after: int, upto: int | None) -> tuple[Record, ...]:
         if upto is None:
             rows = connection.execute(self.sql.read, (*key, after))
         else:
             rows = connection.execute(self.sql.read_upto, (*key, after, upto))
-        return tuple(stored_record(row) for row in rows)
+        return tuple(map(stored_record, rows))
 
-    def listed(
-        self,
-        connection: Driven,
-        sql: str,
-        key: tuple[str, ...],
-        values: Sequence[Any],
-        *,
-        order: int | None = None,
-    ) -> list[Any]:
-        """Returns all rows of a statement with an IN list of any length, sorted by column `order` if given."""
+    def records_in(self, connection: Driven, sql: str, key: SessionKey, values: Sequence[Any]) -> tuple[Record, ...]:
+        """Returns the records of a statement with an IN list, in order."""
+        return tuple(map(stored_record, sorted(self.listed(connection, sql, key, values), key=lambda row: row[0])))
+
+    def listed(self, connection: Driven, sql: str, key: tuple[str, ...], values: Sequence[Any]) -> list[Any]:
+        """Returns all rows of a statement with an IN list of any length."""
         rows: list[Any] = []
         for start in range(0, len(values), _CHUNK):
             chunk = list(values[start : start + _CHUNK])
             # few lengths, so that drivers find the prepared statement again
             size = 1 << (len(chunk) - 1).bit_length()
             chunk += chunk[-1:] * (size - len(chunk))
-            result = connection.execute(sql + self.marks(size, self.dialect), (*key, *chunk))
+            result = connection.execute(sql + self.marks(size), (*key, *chunk))
             rows.extend(result.fetchall())
-        if order is not None:
-            rows.sort(key=lambda row: row[order])
         return rows
 
     def rewrite(
@@ -144,10 +140,9 @@ class Rows:
 
     def remove(self, connection: Driven, tables: Sequence[str], owner: str, session: str | None = None) -> None:
         """Removes every row of the owner, or of one session, from these tables."""
-        mark = _mark(self.dialect)
-        rest, values = ("", (owner,)) if session is None else (f" AND session = {mark}", (owner, session))
+        rest, values = ("", (owner,)) if session is None else (f" AND session = {self.mark}", (owner, session))
         for table in tables:
-            connection.execute(f"DELETE FROM {table} WHERE owner = {mark}{rest}", values)
+            connection.execute(f"DELETE FROM {table} WHERE owner = {self.mark}{rest}", values)
 
     # an owner's erasure: rows without a session are out of sight, and are removed in batches
 
@@ -155,26 +150,23 @@ class Rows:
         """Removes the rows of all small tables, and each log's newest record, by which a reader recognises its log."""
         from ctxfold.stores.sql_schema import SMALL_TABLES
 
-        mark = _mark(self.dialect)
         connection.execute(
-            f"DELETE FROM ctxfold_records WHERE owner = {mark} AND (session, seq) IN "
-            f"(SELECT session, head FROM ctxfold_sessions WHERE owner = {mark})",
+            f"DELETE FROM ctxfold_records WHERE owner = {self.mark} AND (session, seq) IN "
+            f"(SELECT session, head FROM ctxfold_sessions WHERE owner = {self.mark})",
             (owner, owner),
         )
-        for table in SMALL_TABLES:
-            connection.execute(f"DELETE FROM {table} WHERE owner = {mark}", (owner,))
+        self.remove(connection, SMALL_TABLES, owner)
 
     def left_over(self, connection: Driven, owner: str) -> list[SessionKey]:
         """Returns some of the sessions of which only rows are left."""
         from ctxfold.stores.sql_schema import large_tables
 
-        mark = _mark(self.dialect)
         names = {
             str(row[0])
             for table in large_tables()
             for row in connection.execute(
-                f"SELECT DISTINCT t.session FROM {table} t WHERE t.owner = {mark} AND NOT EXISTS "
-                f"(SELECT 1 FROM ctxfold_sessions s WHERE s.owner = {mark} AND s.session = t.session) "
+                f"SELECT DISTINCT t.session FROM {table} t WHERE t.owner = {self.mark} AND NOT EXISTS "
+                f"(SELECT 1 FROM ctxfold_sessions s WHERE s.owner = {self.mark} AND s.session = t.session) "
                 f"LIMIT {ERASED_SESSIONS}",
                 (owner, owner),
             )
@@ -185,7 +177,7 @@ class Rows:
         """Removes some rows of sessions that are gone; False when nothing is left of them, or they were begun anew."""
         from ctxfold.stores.sql_schema import large_tables
 
-        mark, room = _mark(self.dialect), ERASED_ROWS
+        mark, room = self.mark, ERASED_ROWS
         for key in keys:
             # a session of this name that is begun meanwhile waits for the row
             if room <= 0 or not connection.execute(self.sql.new_session, tuple(key)).rowcount:
@@ -197,25 +189,16 @@ class Rows:
                     f"(SELECT {names} FROM {table} WHERE owner = {mark} AND session = {mark} LIMIT {max(0, room)})",
                     (*key, *key),
                 ).rowcount
-            connection.execute(f"DELETE FROM ctxfold_sessions WHERE owner = {mark} AND session = {mark}", tuple(key))
+            self.remove(connection, ("ctxfold_sessions",), *key)
         return room < ERASED_ROWS
 
     def remove_left_over(self, connection: Driven, key: SessionKey) -> None:
         """Removes the rows that an interrupted erasure left of a session that is begun anew."""
         from ctxfold.stores.sql_schema import large_tables
 
-        mark = _mark(self.dialect)
-        for table in large_tables():
-            connection.execute(f"DELETE FROM {table} WHERE owner = {mark} AND session = {mark}", tuple(key))
-
-
-def _mark(dialect: str) -> str:
-    return "?" if dialect == "sqlite" else "%s"
+        self.remove(connection, tuple(large_tables()), *key)
 
 
 def stored_record(row: Sequence[Any]) -> Record:
     seq, record_id, turn_id, at_s, payload, number = row
-    try:
-        return Record(int(seq), record_id, decode_body(payload), turn_id, float(at_s), int(number or 0))
-    except StoreCorruptError as error:
-        raise StoreCorruptError(f"record {seq} ({record_id!r}): {error}") from None
+    return read_record(int(seq), record_id, turn_id, float(at_s), payload, int(number or 0))

@@ -303,7 +303,7 @@ _COLUMNS = "seq, record_id, turn_id, at_s, payload, number"
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """The SQL texts in one driver's parameter style; those that end in `_in` take a list from `marks`."""
+    """The SQL texts in one driver's parameter style; those that end in `_in` take a list from `Rows.marks`."""
 
     format_version: str = "SELECT value FROM ctxfold_meta WHERE key = 'format_version'"
     lock: str = f"SELECT head, snapshot_seq, documents, total_length, numbered FROM ctxfold_sessions WHERE {_MINE}"
@@ -484,7 +484,3 @@ class Statements:
             "AND x.first_key <= %s ORDER BY x.first_key DESC LIMIT 1), '') ORDER BY p.first_key DESC LIMIT %s) t WHERE s.owner = %s"
         )
         return cls(**texts)
-
-
-def marks(count: int, dialect: str) -> str:
-    return f"({', '.join(['?' if dialect == 'sqlite' else '%s'] * count)})"

@@ -90,12 +90,12 @@ class SqlTables(BaseStore):
         self._finalizer = weakref.finalize(self, self._engine.dispose)
 
     def _use_statements(self, *, partitioned: bool, old_rows: bool = True) -> None:
-        from ctxfold.stores.sql_schema import Statements, marks
+        from ctxfold.stores.sql_schema import Statements
 
         dialect = "sqlite" if self._address.sqlite else "postgresql"
         # those of a store without partitions find an owner's rows in one with, but ask every partition
         self._sql = Statements.of(dialect, partitioned=partitioned, lock_rows=self._address.serializable)
-        self._rows = Rows(self._sql, dialect, marks)
+        self._rows = Rows(self._sql, dialect)
         self._index = Index(self._rows, old_rows)
 
     def _make_locks(self) -> None:
@@ -266,20 +266,12 @@ class SqlTables(BaseStore):
     def fetch(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
         checked_key(key)
         checked_seqs = sorted({seq for seq in seqs if 0 < seq < 1 << 63})
-        return self._read(
-            lambda c: tuple(
-                stored_record(row) for row in self._rows.listed(c, self._sql.fetch_in, key, checked_seqs, order=0)
-            )
-        )
+        return self._read(lambda c: self._rows.records_in(c, self._sql.fetch_in, key, checked_seqs))
 
     def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
         checked_key(key)
         checked_ids = sorted({name for name in ids if "\0" not in name})
-        return self._read(
-            lambda c: tuple(
-                stored_record(row) for row in self._rows.listed(c, self._sql.find_in, key, checked_ids, order=0)
-            )
-        )
+        return self._read(lambda c: self._rows.records_in(c, self._sql.find_in, key, checked_ids))
 
     def numbered(self, key: SessionKey, number: int) -> Record | None:
         checked_key(key)
