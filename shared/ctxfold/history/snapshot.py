@@ -94,49 +94,45 @@ class Snapshot(BaseModel):
 
     def seqs(self) -> tuple[int, ...]:
         """Returns the number of every record that has to be fetched to show this state."""
-        zones = (
-            self.system,
-            self.compressed,
-            self.live,
-            self.deferred,
-            *(t.entries for t in self.open.values()),
-        )
+        zones = (self.system, self.compressed, self.live, self.deferred, *(t.entries for t in self.open.values()))
         return tuple(sorted({slot[2] or slot[1] for zone in zones for slot in zone}))
+
+
+# fields that a state has in the same form
+_PLAIN = (
+    *(
+        "epoch",
+        "turns",
+        "summary_turn",
+        "edits",
+        "replies",
+        "compactions",
+        "cleared_seq",
+        "summary_calls",
+        "saved_tokens",
+    ),
+    *("avoided_tokens", "fixed", "excerpts"),
+)
+_USAGES = ("usage", "summary_usage")
+_ZONES = ("system", "compressed", "live")
+_KEYS = ("closed", "pins", "removed", "dropped", "taken_out", "uncleared")  # in a state the keys of a dict
 
 
 def dump_state(state: SessionState, counter_id: str) -> str:
     """Returns the state as compact JSON text."""
-    value: dict[str, Any] = {
+    values: dict[str, Any] = {name: getattr(state, name) for name in _PLAIN}
+    values |= {name: astuple(getattr(state, name)) for name in _USAGES}
+    values |= {name: _slots(getattr(state, name)) for name in _ZONES}
+    values |= {name: list(getattr(state, name)) for name in _KEYS}
+    values |= {
         "version": SNAPSHOT_VERSION,
         "counter": counter_id,
-        "epoch": state.epoch,
-        "turns": state.turns,
-        "summary_turn": state.summary_turn,
-        "edits": state.edits,
-        "usage": astuple(state.usage),
-        "replies": state.replies,
         "policy": state.policy_json,
         "previous": state.snapshot_seq,
-        "system": _slots(state.system),
-        "compressed": _slots(state.compressed),
-        "live": _slots(state.live),
         "open": {k: {"at_s": t.at_s, "entries": _slots(t.entries)} for k, t in state.open.items()},
         "closed": list(state.closed)[-64:],
-        "pins": list(state.pins),
-        "compactions": state.compactions,
         "revertible": state.revertible[-REVERTIBLE_KEPT:],
         "undone": sorted(state.undone),
-        "cleared_seq": state.cleared_seq,
-        "summary_calls": state.summary_calls,
-        "summary_usage": astuple(state.summary_usage),
-        "saved_tokens": state.saved_tokens,
-        "avoided_tokens": state.avoided_tokens,
-        "removed": list(state.removed),
-        "dropped": list(state.dropped),
-        "taken_out": list(state.taken_out),
-        "uncleared": list(state.uncleared),
-        "fixed": list(state.fixed),
-        "excerpts": state.excerpts,
         "calibrations": [(c.model, c.ratio, c.error, c.samples) for c in state.calibrations.values()],
         "limits": [(c.model, c.limit) for c in state.calibrations.values() if c.limit is not None],
         "goal": state.goal.goal,
@@ -144,7 +140,7 @@ def dump_state(state: SessionState, counter_id: str) -> str:
         "given": state.goal.given,
         "deferred": _slots(state.deferred.values()),
     }
-    return json.dumps(value, separators=(",", ":"))
+    return json.dumps({name: values[name] for name in Snapshot.model_fields}, separators=(",", ":"))
 
 
 def parse_snapshot(text: str) -> Snapshot:
@@ -194,35 +190,21 @@ def load_state(
     loader = _Loader({r.seq: r for r in records}, count, counter_id != snapshot.counter)
     state = SessionState(key, count)
     state.head = state.snapshot_seq = at
-    state.epoch, state.turns, state.summary_turn = (
-        snapshot.epoch,
-        snapshot.turns,
-        snapshot.summary_turn,
-    )
-    state.edits, state.policy_json = snapshot.edits, snapshot.policy
-    state.usage, state.replies = Usage(*snapshot.usage), snapshot.replies
-    state.system, state.compressed = (
-        loader.entries(snapshot.system),
-        loader.entries(snapshot.compressed),
-    )
-    state.live = loader.entries(snapshot.live)
+    for name in _PLAIN:
+        setattr(state, name, getattr(snapshot, name))
+    for name in _USAGES:
+        setattr(state, name, Usage(*getattr(snapshot, name)))
+    for name in _ZONES:
+        setattr(state, name, loader.entries(getattr(snapshot, name)))
+    for name in _KEYS:
+        setattr(state, name, dict.fromkeys(getattr(snapshot, name)))
+    state.policy_json = snapshot.policy
     state.open = {k: OpenTurn(loader.entries(t.entries), t.at_s) for k, t in snapshot.open.items()}
+    state.revertible, state.undone = list(snapshot.revertible), set(snapshot.undone)
     limits = dict(snapshot.limits)
     state.calibrations = {c[0]: Calibrated(*c, limit=limits.get(c[0])) for c in snapshot.calibrations}
-    state.closed, state.pins = (
-        dict.fromkeys(snapshot.closed),
-        dict.fromkeys(snapshot.pins),
-    )
     state.goal = GoalSet(snapshot.goal, tuple(Subgoal(*s) for s in snapshot.subgoals), snapshot.given)
     state.deferred = {e.id: e for e in loader.entries(snapshot.deferred)}
-    state.compactions, state.revertible = snapshot.compactions, list(snapshot.revertible)
-    state.undone, state.cleared_seq = set(snapshot.undone), snapshot.cleared_seq
-    state.summary_calls = snapshot.summary_calls
-    state.summary_usage = Usage(*snapshot.summary_usage)
-    state.saved_tokens, state.avoided_tokens = snapshot.saved_tokens, snapshot.avoided_tokens
-    state.removed, state.taken_out = dict.fromkeys(snapshot.removed), dict.fromkeys(snapshot.taken_out)
-    state.dropped, state.uncleared = dict.fromkeys(snapshot.dropped), dict.fromkeys(snapshot.uncleared)
-    state.fixed, state.excerpts = snapshot.fixed, snapshot.excerpts
     state.tokens = sum(e.tokens for zone in (state.system, state.compressed, state.live) for e in zone)
     return state
 
