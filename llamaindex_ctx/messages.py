@@ -37,7 +37,7 @@ from ctxfold.messages import (
     ToolResultPart,
 )
 from ctxfold.protocols import UuidIds
-from ctxfold.validation import is_a, json_problem, kind_of
+from ctxfold.validation import is_a, json_object, json_problem, kind_of
 from llamaindex_ctx.media import MEDIA_BLOCKS, media_block, media_part, plain_media_block
 from llamaindex_ctx.metadata import (
     ID_KEY,
@@ -223,11 +223,8 @@ def _plain_block(part: Part) -> ContentBlock | None:
 
 def _arguments(text: str) -> Json | str:
     """Returns the decoded arguments; unchanged where decoding fails, so that the engine refuses them."""
-    try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return cast("Json", value) if isinstance(value, dict) else text
+    arguments = json_object(text)
+    return text if arguments is None else arguments
 
 
 def _restored(parts: Sequence[Part], spec: Sequence[Json]) -> list[ContentBlock] | None:

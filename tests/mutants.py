@@ -2609,7 +2609,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "stream.py",
         (
             "half_a_call_is_kept",
-            "if cut_short and not (call.name and _is_object(arguments)):",
+            "if cut_short and not (call.name and json_object(arguments) is not None):",
             "if cut_short and not call.name:",
             "backends/test_stream.py::test_an_incomplete_call_is_never_kept",
         ),

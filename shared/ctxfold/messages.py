@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import count
+from operator import add, sub
 from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from ctxfold.errors import InvalidTextError, InvalidToolArgumentsError, MessageError, UnknownRoleError
-from ctxfold.validation import is_a, json_problem, kind_of
+from ctxfold.validation import is_a, json_object, json_problem, kind_of
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 MessageKind: TypeAlias = Literal["message", "summary", "section"]
@@ -62,11 +63,7 @@ class ToolCallPart:
 
     def parsed(self) -> dict[str, Any] | None:
         """Returns the arguments as an object, None for a malformed call, which is stored and answered like any other."""
-        try:
-            value: object = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            return None
-        return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+        return json_object(self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +111,10 @@ class Usage:
     reasoning_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.cache_read_tokens + other.cache_read_tokens,
-            self.cache_write_tokens + other.cache_write_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-        )
+        return Usage(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Usage) -> Usage:
-        return self + Usage(
-            -other.input_tokens,
-            -other.output_tokens,
-            -other.cache_read_tokens,
-            -other.cache_write_tokens,
-            -other.reasoning_tokens,
-        )
+        return Usage(*map(sub, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 from ctxfold.errors import BackendError
 from ctxfold.messages import Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart, Usage
 from ctxfold.protocols import Chunk, Reply, ToolCallDelta
+from ctxfold.validation import json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +325,7 @@ class _Calls:
         known_ids: set[str] = set()
         for call in self._calls:
             arguments = call.arguments()
-            if cut_short and not (call.name and _is_object(arguments)):
+            if cut_short and not (call.name and json_object(arguments) is not None):
                 continue
             if not call.name:
                 raise BackendError(
@@ -344,20 +345,13 @@ def _starts_another(call: _PartialCall, delta: ToolCallDelta) -> bool:
         return False
     if delta.name != call.name:
         return True
-    return delta.arguments.lstrip().startswith("{") and _is_object(call.arguments())
+    return delta.arguments.lstrip().startswith("{") and json_object(call.arguments()) is not None
 
 
 def _shares_id(call: _PartialCall, delta: ToolCallDelta, *, new_index: bool) -> bool:
     """Returns True when a delta opens a new call under the id of one that is whole: a server may name calls by their tool."""
     begins = delta.arguments.lstrip().startswith("{") or (new_index and not delta.arguments)
-    return bool(delta.name) and begins and _is_object(call.arguments())
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
+    return bool(delta.name) and begins and json_object(call.arguments()) is not None
 
 
 class _Details:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 from operator import index
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ctxfold.errors import ConfigError
 
@@ -77,6 +78,15 @@ def named(key: K) -> K:
     check_name("owner name", key[0])
     check_name("session name", key[1])
     return key
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """Returns the object that JSON text holds; None for any other value and for text that is no JSON."""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def json_problem(error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections import deque
@@ -13,10 +12,10 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ctxfold.backends.errors import http_failure, plain_failure, retry_after_s
 from ctxfold.backends.profile import Profile
-from ctxfold.backends.response_parser import as_dict
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.protocols import Chunk, Reply
 from ctxfold.stream import Fold
+from ctxfold.validation import json_object
 
 T = TypeVar("T")
 DRAIN_S = 0.1
@@ -264,11 +263,8 @@ def _count_once(call: HttpCall) -> Steps[int]:
     if not 200 <= head.status < 300:
         raise (yield from _refusal(call, head, deadline_s))
     body = yield from _error_body(call, deadline_s)
-    try:
-        counted = as_dict(json.loads(body))
-        tokens: object = counted.get("input_tokens", counted.get("totalTokens"))
-    except (ValueError, RecursionError):
-        tokens = None
+    counted = json_object(body) or {}
+    tokens: object = counted.get("input_tokens", counted.get("totalTokens"))
     if not isinstance(tokens, int) or isinstance(tokens, bool):
         what = f"the counting endpoint's answer of {len(body)} bytes holds no number of tokens"
         raise plain_failure(call.profile, "protocol", what, hide=call.hide)

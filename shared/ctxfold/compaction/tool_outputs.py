@@ -19,6 +19,7 @@ from ctxfold.messages import MediaPart, Message, Opaque, Part, ReasoningPart, To
 from ctxfold.policy.settings import EXCERPT_TOKENS, Policy
 from ctxfold.protocols import TokenCounter
 from ctxfold.tokens.media import medium_of
+from ctxfold.validation import json_object
 
 EXCERPT_CHARS = 160
 NOTE_TOKENS = 60  # of these, for the note that says how much is left out, and where it is
@@ -317,7 +318,8 @@ def _without_copies(part: Opaque, copies: Sequence[tuple[ToolCallPart, ToolCallP
 
     def copied(value: Any) -> Any:
         for old_text, old, new_text, new in replaced:
-            if value == old_text or (isinstance(value, str) and len(value) >= ARGUMENT_CHARS and _is_json(value, old)):
+            is_long = isinstance(value, str) and len(value) >= ARGUMENT_CHARS and value.startswith("{")
+            if value == old_text or (is_long and json_object(value) == old):
                 return new_text
             if isinstance(value, dict) and value == old:
                 return new
@@ -328,15 +330,6 @@ def _without_copies(part: Opaque, copies: Sequence[tuple[ToolCallPart, ToolCallP
         return value
 
     return replace(part, json=json.dumps(copied(json.loads(part.json)), ensure_ascii=False))
-
-
-def _is_json(text: str, value: Any) -> bool:
-    if not text.startswith("{"):
-        return False
-    try:
-        return bool(json.loads(text) == value)
-    except (ValueError, RecursionError):
-        return False
 
 
 def signed(message: Message) -> bool:

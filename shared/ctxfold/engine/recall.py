@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import accumulate, chain, islice, pairwise
 
 from ctxfold.effects import Flow, StoreQuery
 from ctxfold.history.cuts import kept, legal_cuts
 from ctxfold.history.passage_cache import Chunk
-from ctxfold.history.view import Entry, Prefix, View
+from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, is_question
 from ctxfold.policy.settings import SMALL_TOKENS, Policy
 from ctxfold.protocols import Ports
@@ -65,7 +64,7 @@ class PassageFitter:
             fits = count(known.text) <= min(rules.recall_share_tokens, room_tokens + sum(e.tokens for e in missing))
             # a message may have been pinned within the turn
             if fits and not any(e.id in open_session.state.pins for e in missing):
-                return _without(view, known.hidden), known.text
+                return view.with_live(e for e in view.live if e.seq not in known.hidden), known.text
         turns = _older_tail(open_session, stage, room_tokens) if known is None or known.hidden else []
         if older := [e for turn in turns for e in turn]:
             room = room_tokens + sum(e.tokens for e in older) - _kept_free(open_session, stage)
@@ -77,7 +76,7 @@ class PassageFitter:
                 shown = (p for p in passages if p.number not in numbers)
                 text = render(shown, references=rules.references)
                 open_session.keep_request_text(question.id, question, text, hidden)
-                return _without(view, hidden), text
+                return view.with_live(e for e in view.live if e.seq not in hidden), text
         return view, (yield from self.recall(open_session, stage, question, room_tokens))
 
     def _may_recall(self, open_session: OpenSession, stage: Stage, question: Message) -> bool:
@@ -209,13 +208,6 @@ def _fitting(turns: Sequence[Sequence[Entry]], room_tokens: int) -> list[Entry]:
             break
         fitting += turn
     return fitting
-
-
-def _without(view: View, seqs: Collection[int]) -> View:
-    """Returns the view without these live messages."""
-    remaining = [e for e in view.live if e.seq not in seqs]
-    removed_tokens = sum(e.tokens for e in view.live) - sum(e.tokens for e in remaining)
-    return replace(view, live=Prefix(remaining), tokens=view.tokens - removed_tokens)
 
 
 def _near(

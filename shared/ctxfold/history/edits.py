@@ -10,7 +10,7 @@ from ctxfold.errors import MessageError, MessageIndexError, OrphanToolResultErro
 from ctxfold.history.cuts import legal_cuts, round_of
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import AMONG_PROMPTS, Body, MessageAdded, MessageInserted, MessageRemoved, MessageReplaced
-from ctxfold.history.view import Entry, Prefix, View
+from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Role, system, validated
 
 PROMPT_ID = "system-prompt-"
@@ -107,15 +107,12 @@ def reworded(view: View, message: Message | None, count: Callable[[Message], int
     """Returns the view with this message in place of the live one with its id; as it is without a message."""
     if message is None:
         return view
-    live = [replace(e, message=message, tokens=count(message)) if e.id == message.id else e for e in view.live]
-    tokens = view.tokens + sum(e.tokens for e in live) - sum(e.tokens for e in view.live)
-    return replace(view, live=Prefix(live), tokens=tokens)
+    return view.with_live(
+        replace(e, message=message, tokens=count(message)) if e.id == message.id else e for e in view.live
+    )
 
 
 def ended_with(view: View, message_id: str | None) -> View:
     """Returns the view without the live messages behind this one; as it is without an id, or where a summary has replaced it."""
     end = next((i + 1 for i, e in enumerate(view.live) if e.id == message_id), None) if message_id is not None else None
-    if end is None:
-        return view
-    later = view.live[end:]
-    return replace(view, live=Prefix([*view.live[:end]]), tokens=view.tokens - sum(e.tokens for e in later))
+    return view if end is None else view.with_live(view.live[:end])

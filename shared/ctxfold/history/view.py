@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import overload
 
@@ -92,6 +92,12 @@ class View:
     @property
     def messages(self) -> tuple[Message, ...]:
         return tuple(entry.message for entry in self)
+
+    def with_live(self, entries: Iterable[Entry]) -> View:
+        """Returns the view with these entries as its live ones."""
+        live = Prefix([*entries])
+        tokens = self.tokens + sum(e.tokens for e in live) - sum(e.tokens for e in self.live)
+        return replace(self, live=live, tokens=tokens)
 
     def parted(self) -> tuple[Sequence[Entry], tuple[Entry, ...]]:
         """Splits the live conversation before the newest user message and the rounds after it, which are being answered.

@@ -6,13 +6,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import hashlib
-import json
 import socket
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self, cast, get_args
+from typing import Any, Self, get_args
 
 import ctxfold.testing.http as http
 import ctxfold.testing.model as model
@@ -28,6 +27,7 @@ from ctxfold.testing.served_gemini import GenerateContent
 from ctxfold.testing.served_responses import Responses
 from ctxfold.testing.strict import Strict, thinks
 from ctxfold.testing.usage import Meter, PrefixCache, PrefixStats, Prompt, TextCounter, overflow_message
+from ctxfold.validation import json_object
 
 SERVED: tuple[ServedWire, ...] = (ChatCompletions(), Messages(), Converse(), GenerateContent(), Responses())
 _BACKLOG = 4096
@@ -253,7 +253,7 @@ class ModelServer(Closing):
         return await self._send(reply, writer)
 
     def _tokenize(self, request: http.HttpRequest) -> ErrorReply:
-        body = _parsed(request.body)
+        body = json_object(request.body)
         content = None if body is None else body.get("content")
         if not isinstance(content, str):
             return api_error(400, "'content' must be a string.", param="content")
@@ -262,7 +262,7 @@ class ModelServer(Closing):
 
     def _count(self, request: http.HttpRequest) -> ErrorReply:
         """Returns the input tokens of a request to Anthropic's Messages API."""
-        body, wire = _parsed(request.body), Messages()
+        body, wire = json_object(request.body), Messages()
         if body is None:
             return wire.error(api_error(400, "The request body is not a JSON object."))
         api_request = ApiRequest(request.path, request.headers, {**body, "max_tokens": _MANY_TOKENS})
@@ -272,7 +272,7 @@ class ModelServer(Closing):
         return ErrorReply(200, {"input_tokens": self._meter.prompt(wire.chat_body(api_request)).total})
 
     async def _chat(self, wire: ServedWire, request: http.HttpRequest, writer: asyncio.StreamWriter) -> bool:
-        body = _parsed(request.body)
+        body = json_object(request.body)
         headers = {name: "[redacted]" if name in _CREDENTIALS else value for name, value in request.headers.items()}
         # a copy: who reads the request cannot change what is being answered
         self._requests.append(RecordedRequest(request.path, headers, dict(body or {}), request.body))
@@ -406,12 +406,3 @@ class ModelServer(Closing):
                 await writer.drain()
                 await asyncio.Event().wait()  # until the client leaves or the server closes
                 return False
-
-
-def _parsed(body: bytes) -> dict[str, Any] | None:
-    """Returns the body as a JSON object; None for any other."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None

@@ -16,6 +16,7 @@ from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as
 from ctxfold.backends.sse import SseEvent
 from ctxfold.errors import BackendError
 from ctxfold.protocols import Chunk, ToolCallDelta
+from ctxfold.validation import json_object
 
 SERVER_TOOL = "server_tool_use"
 
@@ -38,7 +39,7 @@ class _OpenBlock:
         if self.kind == "toolResult":
             return {"toolResult": {**body, "content": _joined(self.results)}}
         if self.kind == "toolUse" and self.is_server_tool:
-            return {"toolUse": {**body, "input": _object("".join(self.input))}}
+            return {"toolUse": {**body, "input": json_object("".join(self.input)) or {}}}
         return None
 
     def first(self) -> bool:
@@ -222,13 +223,6 @@ def _text(frame: Frame) -> str:
         raise BackendError(
             f"an event is not UTF-8 (byte {error.start} of {len(frame.payload)}): check base_url", kind="protocol"
         ) from error
-
-
-def _object(text: str) -> Mapping[str, Any]:
-    try:
-        return as_dict(json.loads(text))
-    except (ValueError, RecursionError):
-        return {}
 
 
 def _joined(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
