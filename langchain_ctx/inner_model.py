@@ -23,6 +23,7 @@ from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, Part, ReasoningPart, TextPart, Usage, with_unique_calls
 from ctxfold.protocols import Chunk, Request, ToolCallDelta
+from ctxfold.validation import as_list
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.messages import from_langchain, to_langchain
 from langchain_ctx.models import is_same_model
@@ -258,7 +259,7 @@ class ForeignChunks:
         if calls or finish or model or details or piece.usage_metadata is not None:
             yield Chunk(
                 tool_calls=calls,
-                reasoning_details=tuple(cast("list[object]", details)) if isinstance(details, list) else (),
+                reasoning_details=tuple(as_list(details)),
                 usage=self._usage,
                 finish_reason=finish if isinstance(finish, str) else None,
                 model=model if isinstance(model, str) else None,

@@ -33,7 +33,7 @@ from ctxfold.messages import (
     Usage,
 )
 from ctxfold.protocols import UuidIds
-from ctxfold.validation import is_a, json_problem, kind_of
+from ctxfold.validation import as_list, is_a, json_problem, kind_of
 from langchain_ctx.content import RESULT_SEPARATOR, as_json, content_of, parts_of
 
 _TEXT = "reasoning_content"
@@ -100,7 +100,7 @@ def _with_thoughts(
     if blocks and not both:
         return list(parts)
     text = text if isinstance(text, str) else ""
-    detail_list = cast("list[object]", details) if isinstance(details, list) and _fits_json(kwargs[_DETAILS]) else []
+    detail_list = as_list(details) if _fits_json(details) else []
     signed: Any = ours.get(_SIGNATURE)
     signature = signed if isinstance(signed, str) and len(blocks) <= 1 else None
     whole = ReasoningPart(text, signature, _json(detail_list) if detail_list else None)
@@ -261,10 +261,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
-def _list(value: Any) -> Sequence[object]:
-    return cast("Sequence[object]", value) if isinstance(value, list) else ()
-
-
 def _jsonable(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if _fits_json(value)}
 
@@ -298,7 +294,7 @@ def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[P
         for c in message.invalid_tool_calls
         if c["id"]
     ]
-    order = {str(name): n for n, name in enumerate(_list(ours.get("order")))}  # noted by release 0.1.0
+    order = {str(name): n for n, name in enumerate(as_list(ours.get("order")))}  # noted by release 0.1.0
     return sorted(parts, key=lambda p: order.get(p.id, len(order)) if isinstance(p, ToolCallPart) else -1)
 
 
@@ -324,7 +320,7 @@ def _argument_texts(message: AIMessage, ours: Mapping[str, Any]) -> dict[str, st
     if isinstance(message, AIMessageChunk):
         texts |= {c["id"]: c["args"] for c in message.tool_call_chunks if c["id"] and c["args"]}
     raw: Any = message.additional_kwargs.get("tool_calls")
-    for call in _list(raw):
+    for call in as_list(raw):
         text = _mapping(_mapping(call).get("function")).get("arguments")
         if isinstance(text, str):
             texts[str(_mapping(call).get("id"))] = text
@@ -439,7 +435,7 @@ def _tell(
     """Returns the fields that only an AIMessage has: calls, usage, reasoning, refusal."""
     calls: list[dict[str, Any]] = []
     invalid: list[dict[str, Any]] = []
-    kept_calls = [dict(_mapping(c)) for c in _list(extras.get("invalid"))]
+    kept_calls = [dict(_mapping(c)) for c in as_list(extras.get("invalid"))]
     for call in message.tool_calls:
         args = call.parsed()
         if args is not None:

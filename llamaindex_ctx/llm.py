@@ -34,7 +34,7 @@ from ctxfold.engine.request import Options
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageError
 from ctxfold.messages import ToolCallPart
 from ctxfold.protocols import UuidIds, Wire
-from ctxfold.validation import shown_url
+from ctxfold.validation import as_dicts, shown_url
 from llamaindex_ctx.media import names_files, with_files
 from llamaindex_ctx.messages import chat_messages, from_chat_message
 from llamaindex_ctx.metadata import REPLY_KEY, is_section
@@ -83,8 +83,7 @@ def _with_extras(message: Message, source: ChatMessage) -> Message:
     if message.tool_calls and REPLY_KEY not in source.additional_kwargs:
         rows = source.additional_kwargs.get("tool_calls")
     extras: dict[str, str] = {}
-    for row in cast("list[object]", rows) if isinstance(rows, list) else ():
-        fields = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
+    for fields in as_dicts(rows):
         extra = {name: value for name, value in fields.items() if name not in _CALL_FIELDS}
         if extra:
             extras[str(fields.get("id"))] = json.dumps(extra)

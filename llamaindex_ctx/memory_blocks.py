@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.memory import StaticMemoryBlock
@@ -23,7 +23,7 @@ from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.events import Event, HistoryCompacted
 from ctxfold.messages import Message
 from ctxfold.session.context import AgentContext
-from ctxfold.validation import all_of, name_path
+from ctxfold.validation import all_of, as_list, name_path
 from llamaindex_ctx.messages import to_chat_messages
 from llamaindex_ctx.metadata import without_marks
 
@@ -275,7 +275,7 @@ def _texts(content: object) -> Sequence[str]:
     """Returns the texts of a block's answer, which is a text, content blocks or messages."""
     if isinstance(content, str):
         return (content,)
-    parts = cast("list[object]", content) if isinstance(content, list) else []
+    parts = as_list(content)
     messages = [m for m in parts if isinstance(m, ChatMessage)]
     if messages:
         return [f"{m.role.value}: {m.content or ''}" for m in messages]

@@ -37,7 +37,7 @@ from ctxfold.messages import (
     ToolResultPart,
 )
 from ctxfold.protocols import UuidIds
-from ctxfold.validation import is_a, json_object, json_problem, kind_of
+from ctxfold.validation import as_dict, is_a, json_object, json_problem, kind_of
 from llamaindex_ctx.media import MEDIA_BLOCKS, media_block, media_part, plain_media_block
 from llamaindex_ctx.metadata import (
     ID_KEY,
@@ -431,8 +431,7 @@ def _from_chat_message(message: ChatMessage, id: str, strays: bool) -> Message:
     carried = message.additional_kwargs.get(ID_KEY)
     marked = message.additional_kwargs.get(KIND_KEY)
     preserve: bool | None = message.additional_kwargs.get(PRESERVE_KEY)
-    noted: object = message.additional_kwargs.get(REPLY_KEY)
-    note = cast("Json", noted) if isinstance(noted, dict) else {}
+    note = as_dict(message.additional_kwargs.get(REPLY_KEY))
     text = None if kwargs or note or marked is not None or preserve is not None else _single_text_block(message)
     if text is not None and role != "tool" and message.role.value == role:
         return Message(str(carried) if carried else id, role, (TextPart(text),))
@@ -460,10 +459,9 @@ def _from_chat_message(message: ChatMessage, id: str, strays: bool) -> Message:
     return replace(plain, parts=(*plain.parts, Opaque(NAMESPACE, original)))
 
 
-def _as_noted(parts: Iterable[Part], note: Json) -> tuple[Part, ...]:
+def _as_noted(parts: Iterable[Part], note: Mapping[str, Any]) -> tuple[Part, ...]:
     """Returns the parts as the reply had them, with what its provider sent beside them."""
-    extras: object = note.get("calls")
-    known = cast("Json", extras) if isinstance(extras, dict) else {}
+    known = as_dict(note.get("calls"))
     with_extras = [
         replace(p, extra=known[p.id]) if isinstance(p, ToolCallPart) and isinstance(known.get(p.id), str) else p
         for p in parts

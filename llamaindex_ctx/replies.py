@@ -26,6 +26,7 @@ from ctxfold.errors import InvalidToolArgumentsError
 from ctxfold.messages import Part, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.protocols import Chunk, ToolCallDelta
 from ctxfold.stream import REFUSAL, ToolCalls
+from ctxfold.validation import as_list
 from llamaindex_ctx.messages import from_chat_message, to_chat_message
 
 THINKING = "thinking_delta"  # on every streamed response
@@ -270,8 +271,7 @@ def _input_tokens(source: object) -> int | None:
 
 
 def _finish(response: ChatResponse) -> str | None:
-    choices = field_of(response.raw, "choices")
-    first: object = cast("list[object]", choices)[0] if isinstance(choices, list) and choices else None
+    first = next(iter(as_list(field_of(response.raw, "choices"))), None)
     places: tuple[object, ...] = (noted(response), first, response.raw)
     values = (field_of(p, name) for p in places for name in ("finish_reason", "stop_reason"))
     return next((f for f in values if isinstance(f, str)), None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, ToolResultPart, content_key, tool_result
+from ctxfold.validation import as_dict, as_dicts
 
 NO_RESULT = "(no result: the run ended before this call returned)"
 
@@ -135,10 +136,9 @@ def finished(messages: Sequence[Message]) -> Sequence[Message]:
 
 def calls_in_kwargs(value: Any) -> Iterable[ToolCallPart]:
     """Returns the tool calls in `additional_kwargs`: in the shape of OpenAI, Anthropic, or LlamaIndex's own selection."""
-    for item in cast("list[object]", value) if isinstance(value, list) else ():
-        call = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+    for call in as_dicts(value):
         inner = call.get("function")
-        source = cast("dict[str, Any]", inner) if isinstance(inner, dict) else call
+        source = as_dict(inner) if isinstance(inner, dict) else call
         name = _first(source, "name", "tool_name")
         if isinstance(name, str):
             arguments = _first(source, "arguments", "input", "tool_kwargs")
@@ -154,5 +154,5 @@ def with_call_ids(calls: Sequence[object], ids: Sequence[str]) -> list[object]:
     return [{**call, "tool_id" if "tool_id" in call else "id": call_id} for call, call_id in named]
 
 
-def _first(source: dict[str, Any], *names: str) -> Any:
+def _first(source: Mapping[str, Any], *names: str) -> Any:
     return next((source[name] for name in names if name in source), None)

@@ -11,7 +11,7 @@ from operator import add, sub
 from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from ctxfold.errors import InvalidTextError, InvalidToolArgumentsError, MessageError, UnknownRoleError
-from ctxfold.validation import is_a, json_object, json_problem, kind_of
+from ctxfold.validation import as_dict, as_list, is_a, json_object, json_problem, kind_of
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 MessageKind: TypeAlias = Literal["message", "summary", "section"]
@@ -315,18 +315,13 @@ def without_compactions(message: Message) -> Message:
         if not isinstance(part, ReasoningPart) or part.details is None:
             parts.append(part)
             continue
-        details: object = json.loads(part.details)
-        blocks = cast("list[object]", details) if isinstance(details, list) else []
-        kept = [block for block in blocks if not _compacts(block)]
+        blocks = as_list(json.loads(part.details))
+        kept = [block for block in blocks if as_dict(block).get("type") != "compaction"]
         if len(kept) == len(blocks):
             parts.append(part)
         elif kept or part.text:
             parts.append(replace(part, details=json.dumps(kept, ensure_ascii=False) if kept else None))
     return message if tuple(parts) == message.parts else replace(message, parts=tuple(parts))
-
-
-def _compacts(block: object) -> bool:
-    return isinstance(block, dict) and cast("dict[str, Any]", block).get("type") == "compaction"
 
 
 def without_calls(message: Message, call_ids: Collection[str]) -> Message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from operator import index
 from typing import Any, TypeVar, cast
@@ -87,6 +87,26 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def as_text(value: object) -> str:
+    """Returns the value if it is text, else ""."""
+    return value if isinstance(value, str) else ""
+
+
+def as_dict(value: object) -> Mapping[str, Any]:
+    """Returns the value if it is an object, else an empty object."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[object]:
+    """Returns the value if it is a list, else an empty list."""
+    return cast("list[object]", value) if isinstance(value, list) else []
+
+
+def as_dicts(value: object) -> list[dict[str, Any]]:
+    """Returns the objects in a list; an empty list for anything else."""
+    return [cast("dict[str, Any]", item) for item in as_list(value) if isinstance(item, dict)]
 
 
 def json_problem(error: Exception) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 from zlib import crc32
 
 from ctxfold.messages import MediaPart, Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart
+from ctxfold.validation import as_dicts
 
 Place: TypeAlias = dict[str, Any]
 
@@ -85,8 +86,7 @@ def arranged(note: object, parts: Sequence[Part]) -> list[Part]:
 
 def _places(note: object) -> list[Place]:
     """Returns the entries of a note that say something; a note may have been through other hands."""
-    entries = cast("list[object]", note) if isinstance(note, list) else []
-    return [cast("Place", entry) for entry in entries if isinstance(entry, dict) and _is_place(cast("Place", entry))]
+    return [entry for entry in as_dicts(note) if _is_place(entry)]
 
 
 def _is_place(entry: Mapping[str, object]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from ctxfold.backends.profile import ErrorRule, Profile, common_rules, load_profile
 from ctxfold.errors import BackendError
+from ctxfold.validation import as_dict, as_dicts
 
 MAX_MESSAGE_CHARS = 2000
 MATCHED_CHARS = 8 * MAX_MESSAGE_CHARS  # length of a provider's text that rules are matched against
@@ -172,8 +173,7 @@ def _read(error: Mapping[str, Any]) -> _ErrorFields:
         message = error.get("Message") or error.get("detail") or ""
     code = error.get("code")
     kind = error.get("type")
-    metadata: object = error.get("metadata")
-    inner = cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
+    inner = as_dict(error.get("metadata"))
     finer = inner.get("error_type")
     code_text = None if code is None or code == "" else str(code)
     status = int(code_text) if code_text is not None and re.fullmatch(r"[45]\d\d", code_text) else None
@@ -200,18 +200,13 @@ class _Details:
     def __init__(self, details: object) -> None:
         names: list[str] = []
         self.retry_after_s: float | None = None
-        for detail in _objects(details):
+        for detail in as_dicts(details):
             names.append(str(detail.get("reason") or ""))
-            names += [str(violation.get("quotaId") or "") for violation in _objects(detail.get("violations"))]
+            names += [str(violation.get("quotaId") or "") for violation in as_dicts(detail.get("violations"))]
             delay = re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?)s", str(detail.get("retryDelay")))
             if delay is not None:
                 self.retry_after_s = float(delay[1])
         self.names = " ".join(name for name in names if name)
-
-
-def _objects(value: object) -> list[dict[str, Any]]:
-    items = cast("list[object]", value) if isinstance(value, list) else []
-    return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
 
 
 def _first_rule(

@@ -14,10 +14,9 @@ from ctxfold.backends.converse.request import BLOCKS
 from ctxfold.backends.gemini.jsonl import gemini_message, gemini_row
 from ctxfold.backends.openai_chat.jsonl import openai_message, openai_row
 from ctxfold.backends.openai_responses.jsonl import is_responses_row, responses_message, responses_row
-from ctxfold.backends.response_parser import as_dicts, as_text
 from ctxfold.errors import MessageError
 from ctxfold.messages import Message, MessageKind, Part, Role, Usage, Visibility, validated
-from ctxfold.validation import json_problem
+from ctxfold.validation import as_dicts, as_text, json_problem
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

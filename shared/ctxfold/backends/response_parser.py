@@ -6,7 +6,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from ctxfold.backends.errors import failure, plain_failure
 from ctxfold.backends.profile import Profile, UsagePaths, common_rules
@@ -14,6 +14,7 @@ from ctxfold.backends.sse import SseDecoder, SseEvent
 from ctxfold.errors import BackendError
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk
+from ctxfold.validation import as_dict, as_dicts
 
 # what json.loads does, less its search for white space around the value
 _decode: Callable[[str], tuple[object, int]] = json.JSONDecoder().raw_decode
@@ -220,20 +221,3 @@ def first_choice(choices: object) -> Mapping[str, Any]:
         if not choice.get("index"):
             return choice
     return {}
-
-
-def as_text(value: object) -> str:
-    """Returns the value if it is text, else ""."""
-    return value if isinstance(value, str) else ""
-
-
-def as_dict(value: object) -> Mapping[str, Any]:
-    """Returns the value if it is an object, else an empty object."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def as_dicts(value: object) -> list[dict[str, Any]]:
-    """Returns the objects in a list; an empty list for anything else."""
-    if not isinstance(value, list):
-        return []
-    return [cast("dict[str, Any]", item) for item in cast("list[object]", value) if isinstance(item, dict)]

@@ -53,7 +53,7 @@ from ctxfold.history.snapshot import dump_state, stored_message
 from ctxfold.messages import Message, content_key, validated
 from ctxfold.protocols import Document, Ports, Store
 from ctxfold.session_state import OpenSession, append, closing_draft, draft, index_entry, refresh
-from ctxfold.validation import json_problem
+from ctxfold.validation import as_dict, json_problem
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
 
@@ -211,10 +211,9 @@ def parse_session(path: str | os.PathLike[str]) -> tuple[SessionKey, tuple[Recor
     StoreFormatError for another version or another kind of file, StoreCorruptError for a damaged one.
     """
     try:
-        value: object = json.loads(Path(path).read_bytes())
+        content = as_dict(json.loads(Path(path).read_bytes()))
     except (ValueError, RecursionError) as error:
         raise StoreCorruptError(f"{path} is not JSON ({json_problem(error)}): take another copy") from None
-    content = cast("Json", value) if isinstance(value, dict) else {}
     if content.get("format") != "ctxfold-session":
         raise StoreFormatError(f"{path} is no session that save_snapshot wrote: JSONL files go to import_jsonl")
     if content.get("version") != SESSION_VERSION:

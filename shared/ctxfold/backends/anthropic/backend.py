@@ -9,9 +9,9 @@ from ctxfold.backends.anthropic.parse import MessagesParser
 from ctxfold.backends.anthropic.request import compacts, project, request_body, tool_body
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.backends.profile import Profile, block_lines, counter_for
-from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Reply, Request
+from ctxfold.validation import as_dict, as_dicts, as_text
 
 BETA = "anthropic-beta"
 COMPACT = "compact_20260112"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from ctxfold.backends.errors import error_body
 from ctxfold.backends.profile import Profile
-from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text, usage_from
+from ctxfold.backends.response_parser import AnswerParser, usage_from
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta
+from ctxfold.validation import as_dict, as_dicts, as_list, as_text
 
 _PLAIN = frozenset({"text", "thinking", "tool_use"})
 _CALL_FIELDS = frozenset({"id", "input", "name", "type"})
@@ -102,8 +103,7 @@ class MessagesParser(AnswerParser):
                 return [self._chunk(body, tool_calls=(_call(number, block),), own_part=True)]
             case "text":
                 self._text_begun = True
-                citations: object = block.get("citations")
-                opened.citations += cast("list[object]", citations) if isinstance(citations, list) else []
+                opened.citations += as_list(block.get("citations"))
                 return self._content(opened, as_text(block.get("text")), body)
             case "thinking":
                 opened.signature = as_text(block.get("signature"))

@@ -22,7 +22,6 @@ from ctxfold.backends.profile import (
     tool_choice,
     without_refused,
 )
-from ctxfold.backends.response_parser import as_dict, as_dicts
 from ctxfold.errors import ConfigError
 from ctxfold.history.alternation import NOBODY_ASKED
 from ctxfold.messages import (
@@ -37,6 +36,7 @@ from ctxfold.messages import (
     with_unique_calls,
 )
 from ctxfold.protocols import Request
+from ctxfold.validation import as_dict, as_dicts
 
 ContentBlock = dict[str, Any]
 ToBlocks: TypeAlias = Callable[[Message, bool, bool], list[ContentBlock]]

@@ -9,9 +9,9 @@ from typing import Any
 from ctxfold.backends.anthropic.jsonl import role_and_blocks
 from ctxfold.backends.converse.request import message_blocks
 from ctxfold.backends.profile import load_profile
-from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.errors import MessageError
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from ctxfold.validation import as_dict, as_dicts, as_text
 
 _MEDIA = frozenset({"audio", "document", "image", "video"})
 

@@ -12,11 +12,11 @@ from typing import Any
 from ctxfold.backends.errors import error_body
 from ctxfold.backends.eventstream import EventStreamDecoder, Frame
 from ctxfold.backends.profile import Profile
-from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
+from ctxfold.backends.response_parser import AnswerParser
 from ctxfold.backends.sse import SseEvent
 from ctxfold.errors import BackendError
 from ctxfold.protocols import Chunk, ToolCallDelta
-from ctxfold.validation import json_object
+from ctxfold.validation import as_dict, as_dicts, as_text, json_object
 
 SERVER_TOOL = "server_tool_use"
 

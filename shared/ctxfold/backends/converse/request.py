@@ -27,7 +27,6 @@ from ctxfold.backends.profile import (
     tool_choice,
     without_refused,
 )
-from ctxfold.backends.response_parser import as_dict, as_dicts
 from ctxfold.history.alternation import NOBODY_ASKED, alternating
 from ctxfold.messages import (
     MediaPart,
@@ -41,6 +40,7 @@ from ctxfold.messages import (
     user,
 )
 from ctxfold.protocols import Request
+from ctxfold.validation import as_dict, as_dicts
 
 ADDITIONAL = "additionalModelRequestFields"
 NO_CONTENT = "(no content)"  # the service refuses blank text, and results with nothing in them

@@ -9,9 +9,9 @@ from typing import Any
 
 from ctxfold.backends.gemini.parse import WIRE
 from ctxfold.backends.gemini.request import SIGNATURE, media_part, message_parts
-from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.errors import MessageError, UnknownRoleError
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart, ToolCallPart, ToolResultPart
+from ctxfold.validation import as_dict, as_dicts, as_text
 
 _ROLES: Mapping[str, Role] = {"system": "system", "user": "user", "model": "assistant", "function": "tool"}
 

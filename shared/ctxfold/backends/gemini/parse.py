@@ -8,9 +8,10 @@ from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
 from ctxfold.backends.profile import Profile
-from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text, first_choice
+from ctxfold.backends.response_parser import AnswerParser, first_choice
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta, Wire
+from ctxfold.validation import as_dict, as_dicts, as_text
 
 WIRE: Wire = "gemini"  # the name under which parts keep what stood beside them
 
@@ -146,8 +147,7 @@ class GeminiParser(AnswerParser):
 
 
 def _parts(candidate: Mapping[str, Any]) -> list[dict[str, Any]]:
-    content: object = candidate.get("content")
-    return as_dicts(cast("dict[str, Any]", content).get("parts")) if isinstance(content, dict) else []
+    return as_dicts(as_dict(candidate.get("content")).get("parts"))
 
 
 def _usage(metadata: object) -> Usage | None:

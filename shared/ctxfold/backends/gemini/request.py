@@ -21,10 +21,10 @@ from ctxfold.backends.profile import (
     tool_choice,
     without_refused,
 )
-from ctxfold.backends.response_parser import as_dict, as_dicts
 from ctxfold.history.alternation import NOBODY_ASKED
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from ctxfold.protocols import Request
+from ctxfold.validation import as_dict, as_dicts
 
 WirePart = dict[str, Any]
 SIGNATURE = "thoughtSignature"

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.errors import MessageError, UnknownRoleError
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart, ToolCallPart, ToolResultPart
+from ctxfold.validation import as_dict, as_dicts, as_text
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",

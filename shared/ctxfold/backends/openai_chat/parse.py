@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
 from ctxfold.backends.profile import Profile
-from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text, first_choice
+from ctxfold.backends.response_parser import AnswerParser, first_choice
 from ctxfold.protocols import Chunk, ToolCallDelta, Wire
+from ctxfold.validation import as_dict, as_dicts, as_text
 
 
 class TagSplitter:

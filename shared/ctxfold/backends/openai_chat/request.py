@@ -24,10 +24,10 @@ from ctxfold.backends.profile import (
     tool_choice,
     without_refused,
 )
-from ctxfold.backends.response_parser import as_dict, as_text
 from ctxfold.history.alternation import alternating
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec, joined_texts
 from ctxfold.protocols import Request
+from ctxfold.validation import as_dict, as_text
 
 _RESERVED = frozenset({"messages", "model", "stream", "tools"})
 

@@ -11,10 +11,10 @@ from ctxfold.backends.openai_responses.items import Item
 from ctxfold.backends.openai_responses.parse import ResponsesParser
 from ctxfold.backends.openai_responses.request import project, request_body, tool_body
 from ctxfold.backends.profile import Profile, counter_for, json_lines
-from ctxfold.backends.response_parser import as_dict, as_dicts, as_text
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Reply, Request
 from ctxfold.tokens.counter import MESSAGE_OVERHEAD_TOKENS
+from ctxfold.validation import as_dict, as_dicts, as_text
 
 
 class OpenAIResponsesBackend(HttpBackend):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from ctxfold.backends.media import chat_form, media_block, unread
-from ctxfold.backends.response_parser import as_dict, as_dicts
 from ctxfold.messages import MediaPart
+from ctxfold.validation import as_dict, as_dicts
 
 Item: TypeAlias = dict[str, Any]
 KEY = "openai_responses"  # under which texts and calls keep their item; other wires skip what has the name of a wire

@@ -10,10 +10,10 @@ from typing import Any, cast
 from ctxfold.backends.openai_responses.parse import ResponsesParser
 from ctxfold.backends.openai_responses.request import message_items
 from ctxfold.backends.profile import load_profile
-from ctxfold.backends.response_parser import as_dicts, as_text
 from ctxfold.errors import BackendError, MessageError, UnknownRoleError
 from ctxfold.messages import MediaPart, Message, Part, Role, TextPart, ToolCallPart, ToolResultPart
 from ctxfold.stream import Fold
+from ctxfold.validation import as_dicts, as_text
 
 _ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user"}
 _CONTENT = frozenset({"input_text", "input_image", "input_file", "output_text", "refusal"})

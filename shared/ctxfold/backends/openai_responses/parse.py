@@ -10,8 +10,9 @@ from typing import Any
 from ctxfold.backends.errors import error_body
 from ctxfold.backends.openai_responses.items import Item, call_extra, text_extra
 from ctxfold.backends.profile import Profile
-from ctxfold.backends.response_parser import AnswerParser, as_dict, as_dicts, as_text
+from ctxfold.backends.response_parser import AnswerParser
 from ctxfold.protocols import Chunk, ToolCallDelta
+from ctxfold.validation import as_dict, as_dicts, as_text
 
 _GAP = "\n\n"  # between the parts of a reasoning summary
 _TERMINAL = frozenset({"response.completed", "response.failed", "response.incomplete", "response.cancelled"})
