@@ -33,7 +33,7 @@ from ctxfold.messages import (
     Usage,
 )
 from ctxfold.protocols import UuidIds
-from ctxfold.validation import as_list, is_a, json_problem, kind_of
+from ctxfold.validation import as_list, is_a, json_object, json_problem, kind_of
 from langchain_ctx.content import RESULT_SEPARATOR, as_json, content_of, parts_of
 
 _TEXT = "reasoning_content"
@@ -280,7 +280,7 @@ def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[P
     for number, call in enumerate(message.tool_calls):
         call_id = call["id"] or f"call_{identity}_{number}"
         text = texts.get(call_id)
-        if text is None or _decoded(text) != call["args"]:
+        if text is None or json_object(text) != call["args"]:
             try:
                 text = json.dumps(call["args"], ensure_ascii=False)
             except (TypeError, ValueError, RecursionError) as error:
@@ -329,13 +329,6 @@ def _argument_texts(message: AIMessage, ours: Mapping[str, Any]) -> dict[str, st
         if isinstance(text, str):
             texts[call_id] = text
     return texts
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
 
 
 def _usage(message: AIMessage, extras: dict[str, Any]) -> Usage | None:

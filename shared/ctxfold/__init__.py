@@ -277,9 +277,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(f"ctxfold.{_MODULES[name]}"), name)
     if not name.startswith("_"):
-        from ctxfold._deprecated import NAMES, current_name
+        from ctxfold._deprecated import current_name
 
-        current = current_name("ctxfold", name, NAMES)
+        current = current_name(name)
         if current is not None:
             return __getattr__(current)
     raise AttributeError(f"module 'ctxfold' has no attribute {name!r}")

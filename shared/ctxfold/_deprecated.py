@@ -20,15 +20,15 @@ KEYWORDS: Mapping[str, str] = {"max_tokens": "reply_reserve_tokens", "session": 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def current_name(package: str, name: str, names: Mapping[str, str]) -> str | None:
+def current_name(name: str) -> str | None:
     """Returns the name that replaces a deprecated public name, with a DeprecationWarning; None for any other name.
 
-    For the `__getattr__` of a package: the warning points at the line that uses the old name.
+    For the `__getattr__` of the package: the warning points at the line that uses the old name.
     """
-    current = names.get(name)
+    current = NAMES.get(name)
     if current is not None:
         warnings.warn(
-            f"{package}.{name} is now {package}.{current}; the old name will be removed in release {RELEASE}",
+            f"ctxfold.{name} is now ctxfold.{current}; the old name will be removed in release {RELEASE}",
             DeprecationWarning,
             stacklevel=3,
         )

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ctxfold.backends.errors import http_failure, plain_failure, retry_after_s
@@ -221,30 +222,47 @@ class OpenAnswer:
         return None if self.started else self._parser.error
 
 
+def _retried(once: Callable[[HttpCall], Steps[T]]) -> Callable[[HttpCall], Steps[T]]:
+    """Makes a function's steps begin anew after a failure that may be retried."""
+
+    @wraps(once)
+    def steps(call: HttpCall) -> Steps[T]:
+        attempt, fresh = 0, False
+        while True:
+            try:
+                return (yield from once(call))
+            except DroppedError:
+                if fresh:
+                    raise
+                fresh = True  # an idle connection the server had given up says nothing about the request
+            except BackendError as error:
+                delay_s = call.retry.delay_s(attempt, error)
+                if delay_s is None:
+                    raise
+                attempt += 1
+                yield Sleep(delay_s)
+
+    return steps
+
+
+@_retried
 def whole_reply(call: HttpCall) -> Steps[Reply]:
     """Returns the complete answer. Retries every retryable failure, because nothing is returned before the end."""
-    return (yield from _retried(call, lambda: _reply_once(call)))
-
-
-def open_answer(call: HttpCall) -> Steps[OpenAnswer]:
-    """Returns an answer whose first event has arrived. Retries failures before that event, and none after it."""
-    return (yield from _retried(call, lambda: _open_once(call)))
-
-
-def _reply_once(call: HttpCall) -> Steps[Reply]:
-    answer = yield from _open_once(call)
+    answer = yield from _opened(call)
     fold = Fold(call.message_id, call.model)
     while (chunk := (yield from answer.next())) is not None:
         fold.feed(chunk)
     return fold.close()
 
 
-def _open_once(call: HttpCall) -> Steps[OpenAnswer]:
-    deadline_s = call.now_s() + call.open.timeout_s
-    head: ResponseHead = yield call.open
-    if not 200 <= head.status < 300:
-        raise (yield from _refusal(call, head, deadline_s))
-    answer = OpenAnswer(call, deadline_s)
+@_retried
+def open_answer(call: HttpCall) -> Steps[OpenAnswer]:
+    """Returns an answer whose first event has arrived. Retries failures before that event, and none after it."""
+    return (yield from _opened(call))
+
+
+def _opened(call: HttpCall) -> Steps[OpenAnswer]:
+    answer = OpenAnswer(call, (yield from _accepted(call)))
     while answer.pending:
         yield from answer.wait()
     if answer.failed_early is not None:
@@ -252,17 +270,10 @@ def _open_once(call: HttpCall) -> Steps[OpenAnswer]:
     return answer
 
 
+@_retried
 def counted_tokens(call: HttpCall) -> Steps[int]:
     """Returns the number of input tokens from a counting endpoint; retries retryable failures."""
-    return (yield from _retried(call, lambda: _count_once(call)))
-
-
-def _count_once(call: HttpCall) -> Steps[int]:
-    deadline_s = call.now_s() + call.open.timeout_s
-    head: ResponseHead = yield call.open
-    if not 200 <= head.status < 300:
-        raise (yield from _refusal(call, head, deadline_s))
-    body = yield from _error_body(call, deadline_s)
+    body = yield from _error_body(call, (yield from _accepted(call)))
     counted = json_object(body) or {}
     tokens: object = counted.get("input_tokens", counted.get("totalTokens"))
     if not isinstance(tokens, int) or isinstance(tokens, bool):
@@ -271,11 +282,16 @@ def _count_once(call: HttpCall) -> Steps[int]:
     return tokens
 
 
-def _refusal(call: HttpCall, head: ResponseHead, deadline_s: float) -> Steps[BackendError]:
+def _accepted(call: HttpCall) -> Steps[float]:
+    """Sends the request and returns the deadline of its answer; raises BackendError for a status that is no success."""
+    deadline_s = call.now_s() + call.open.timeout_s
+    head: ResponseHead = yield call.open
+    if 200 <= head.status < 300:
+        return deadline_s
     body = yield from _error_body(call, deadline_s)
     wait = retry_after_s(head.headers, call.wall_s())
     name = head.headers.get(call.profile.error_header or "", "").partition(":")[0].strip()
-    return http_failure(call.profile, head.status, body, name=name or None, retry_after_s=wait, hide=call.hide)
+    raise http_failure(call.profile, head.status, body, name=name or None, retry_after_s=wait, hide=call.hide)
 
 
 def _error_body(call: HttpCall, deadline_s: float) -> Steps[bytes]:
@@ -289,23 +305,6 @@ def _error_body(call: HttpCall, deadline_s: float) -> Steps[bytes]:
             break
         body += data
     return bytes(body)
-
-
-def _retried(call: HttpCall, once: Callable[[], Steps[T]]) -> Steps[T]:
-    attempt, fresh = 0, False
-    while True:
-        try:
-            return (yield from once())
-        except DroppedError:
-            if fresh:
-                raise
-            fresh = True  # an idle connection the server had given up says nothing about the request
-        except BackendError as error:
-            delay_s = call.retry.delay_s(attempt, error)
-            if delay_s is None:
-                raise
-            attempt += 1
-            yield Sleep(delay_s)
 
 
 def drive(steps: Steps[T], channel: Channel) -> T:

@@ -225,7 +225,7 @@ def _take_apart(text: str, start: int, path: str, lines: list[str], depth: int) 
         size = 0
 
     while True:
-        at = _skip(text, at, ",")
+        at = _skip(text, at)
         if at >= len(text) or text[at] in "]}":
             flush()
             return min(len(text), at + 1)
@@ -261,8 +261,8 @@ def _take_apart(text: str, start: int, path: str, lines: list[str], depth: int) 
         at = end
 
 
-def _skip(text: str, at: int, sign: str) -> int:
-    while at < len(text) and (text[at].isspace() or text[at] == sign):
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and (text[at].isspace() or text[at] == ","):
         at += 1
     return at
 

@@ -130,12 +130,8 @@ def inspect(open_session: OpenSession, ports: Ports, gauge: WindowGauge | None =
 
 
 def _timeline(state: SessionState, records: Sequence[Record]) -> tuple[TimelineEntry, ...]:
-    entries: list[TimelineEntry] = []
-    for record in records:
-        entry = _timeline_entry(record, records, undone=record.id in state.undone)
-        if entry is not None:
-            entries.append(entry)
-    return tuple(entries)
+    entries = (_timeline_entry(r, records, undone=r.id in state.undone) for r in records)
+    return tuple(entry for entry in entries if entry is not None)
 
 
 def _timeline_entry(record: Record, records: Sequence[Record], *, undone: bool) -> TimelineEntry | None:

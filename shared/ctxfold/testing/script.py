@@ -115,11 +115,9 @@ Reply: TypeAlias = Scripted | RawReply | ErrorReply
 Script: TypeAlias = Iterable[Reply] | Callable[[Body], Reply | None]
 
 
-def api_error(
-    status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str | None = None
-) -> ErrorReply:
+def api_error(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorReply:
     """Returns an error body in the shape that OpenAI-compatible servers share."""
-    kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
+    kind = "server_error" if status >= 500 else "invalid_request_error"
     return ErrorReply(status, {"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
