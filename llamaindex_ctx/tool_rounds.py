@@ -137,8 +137,7 @@ def finished(messages: Sequence[Message]) -> Sequence[Message]:
 def calls_in_kwargs(value: Any) -> Iterable[ToolCallPart]:
     """Returns the tool calls in `additional_kwargs`: in the shape of OpenAI, Anthropic, or LlamaIndex's own selection."""
     for call in as_dicts(value):
-        inner = call.get("function")
-        source = as_dict(inner) if isinstance(inner, dict) else call
+        source = as_dict(call["function"]) if isinstance(call.get("function"), dict) else call
         name = _first(source, "name", "tool_name")
         if isinstance(name, str):
             arguments = _first(source, "arguments", "input", "tool_kwargs")

@@ -318,10 +318,11 @@ def _without_copies(part: Opaque, copies: Sequence[tuple[ToolCallPart, ToolCallP
 
     def copied(value: Any) -> Any:
         for old_text, old, new_text, new in replaced:
-            is_long = isinstance(value, str) and len(value) >= ARGUMENT_CHARS and value.startswith("{")
-            if value == old_text or (is_long and json_object(value) == old):
-                return new_text
-            if isinstance(value, dict) and value == old:
+            if isinstance(value, str):
+                is_long = len(value) >= ARGUMENT_CHARS and value.startswith("{")
+                if value == old_text or (is_long and json_object(value) == old):
+                    return new_text
+            elif value == old:
                 return new
         if isinstance(value, dict):
             return {key: copied(each) for key, each in cast("dict[str, Any]", value).items()}
