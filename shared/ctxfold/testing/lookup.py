@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ctxfold.testing.language as language
-from ctxfold.testing.script import as_list, as_mapping, calls_of
+from ctxfold.testing.script import as_list, as_mapping, calls_of, part_text
 
 UNKNOWN = ("I do not know.", "我不知道。")
 _ENOUGH = 0.5  # share of the question's weight that a sentence must hold
@@ -69,12 +69,6 @@ def content_text(content: Any) -> str:
         return content
     texts = (part_text(part) for part in as_list(content))
     return "\n".join(text for text in texts if text is not None)
-
-
-def part_text(part: Any) -> str | None:
-    """Returns the text of one content part, or None when it has none."""
-    text = as_mapping(part).get("text") if isinstance(part, Mapping) else part
-    return text if isinstance(text, str) else None
 
 
 def message_sentences(message: Mapping[str, Any]) -> list[str]:

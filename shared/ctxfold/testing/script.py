@@ -29,6 +29,12 @@ def as_mappings(value: Any) -> list[Mapping[str, Any]]:
     return [as_mapping(entry) for entry in as_list(value)]
 
 
+def part_text(part: Any) -> str | None:
+    """Returns the text of one content part, or None when it has none."""
+    text = as_mapping(part).get("text") if isinstance(part, Mapping) else part
+    return text if isinstance(text, str) else None
+
+
 def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Returns a message's tool calls."""
     return as_mappings(message.get("tool_calls"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ctxfold.testing.script import Body, as_list, as_mapping, as_mappings, calls_of
+from ctxfold.testing.script import Body, as_list, as_mapping, as_mappings, calls_of, part_text
 
 _MESSAGE_TOKENS = 4
 _REMEMBERED_COUNTS = 100_000
@@ -106,17 +106,13 @@ class Meter:
     def _unit(self, message: Mapping[str, Any]) -> int:
         """Tokens of one message: text, reasoning, name, and calls with their arguments."""
         content = message.get("content")
-        texts: list[Any] = [content] if isinstance(content, str) else [_part_text(part) for part in as_list(content)]
+        parts: list[Any] = [content] if isinstance(content, str) else as_list(content)
+        texts: list[Any] = [canonical(part) if (text := part_text(part)) is None else text for part in parts]
         texts += [message.get("reasoning_content"), message.get("reasoning"), message.get("name")]
         for call in calls_of(message):
             function = as_mapping(call.get("function"))
             texts += [function.get("name"), function.get("arguments")]
         return _MESSAGE_TOKENS + sum(self.text(text) for text in texts if isinstance(text, str))
-
-
-def _part_text(part: Any) -> str:
-    text = as_mapping(part).get("text") if isinstance(part, Mapping) else part
-    return text if isinstance(text, str) else canonical(part)
 
 
 class PrefixCache:
