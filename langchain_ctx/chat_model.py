@@ -513,7 +513,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         """Returns a chain whose answers follow a schema.
 
         A provider that cannot force a tool call while it thinks does not think in such a call; with `thinking` set, use
-        method="json_mode". Methods other than function calling are not available in the wire formats of Anthropic and Bedrock.
+        method="json_schema" or, as far as the wire has it, "json_mode": those of Anthropic and Bedrock do not.
 
         Raises LangChain's ModelRefusalError when the model refuses to answer (OutputParserException before langchain-core 1.7.5).
         """

@@ -36,13 +36,15 @@ def specs(tools: Sequence[Any] | None) -> tuple[ToolSpec, ...]:
 def with_answer_format(wire: Wire, body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a request with the format that its answer is to have, which chat completions call `response_format`.
 
-    Raises ConfigError for a wire without such a field.
+    Raises ConfigError for a format without a schema on a wire that has no field for that.
     """
     if wire == "openai_chat":
         return dict(body)
     form = cast("Mapping[str, Any]", body["response_format"])
     rest = {name: value for name, value in body.items() if name != "response_format"}
     json_schema = cast("Mapping[str, Any]", form.get("json_schema") or {})
+    if wire in ("anthropic_messages", "bedrock_converse") and "schema" not in json_schema:
+        raise ConfigError(f"the wire {wire} has no JSON mode: use with_structured_output(method='json_schema')")
     match wire:
         case "openai_responses":
             text = cast("Mapping[str, Any]", rest.get("text") or {})
@@ -52,10 +54,55 @@ def with_answer_format(wire: Wire, body: Mapping[str, Any]) -> dict[str, Any]:
             generation = cast("Mapping[str, Any]", rest.get("generationConfig") or {})
             fields = {"responseMimeType": "application/json", **schema}
             return {**rest, "generationConfig": {**generation, **fields}}
-        case "anthropic_messages" | "bedrock_converse":
-            raise ConfigError(
-                f"the wire {wire} has no response_format: use with_structured_output(method='function_calling')"
-            )
+        case "anthropic_messages":
+            config = cast("Mapping[str, Any]", rest.get("output_config") or {})
+            own = {"type": "json_schema", "schema": _closed(json_schema["schema"])}
+            return {**rest, "output_config": {**config, "format": own}}
+        case "bedrock_converse":
+            config = cast("Mapping[str, Any]", rest.get("outputConfig") or {})
+            names = {name: json_schema[name] for name in ("name", "description") if name in json_schema}
+            written = json.dumps(_closed(json_schema["schema"]), ensure_ascii=False)
+            own = {"type": "json_schema", "structure": {"jsonSchema": {"schema": written, **names}}}
+            return {**rest, "outputConfig": {**config, "textFormat": own}}
+
+
+# of JSON schema, what Claude's API takes; a schema with anything else is refused
+_SAME = frozenset({"$ref", "const", "description", "enum", "required", "title", "type"})
+_FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"},
+)
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema in the part of JSON schema that Claude's API takes, as the `anthropic` package makes it.
+
+    Objects are closed. The limits that the API refuses, such as `minimum`, are told to the model in the description.
+    """
+    closed: dict[str, Any] = {}
+    told: dict[str, Any] = {}
+    # what stands beside a reference is refused, other than the definitions of the whole schema
+    for name, value in ((n, v) for n, v in schema.items() if "$ref" not in schema or n in ("$defs", "$ref")):
+        match name:
+            case "properties" | "$defs":
+                closed[name] = {key: _closed(one) for key, one in value.items()}
+            case "anyOf" | "oneOf" | "allOf":
+                closed["allOf" if name == "allOf" else "anyOf"] = [_closed(one) for one in value]
+            case "items" if isinstance(value, Mapping):
+                closed[name] = _closed(cast("Mapping[str, Any]", value))
+            case "additionalProperties":
+                pass
+            case _ if (
+                name in _SAME or (name == "format" and value in _FORMATS) or (name == "minItems" and value in (0, 1))
+            ):
+                closed[name] = value
+            case _:
+                told[name] = value
+    if closed.get("type") == "object":
+        closed["additionalProperties"] = False
+    if told:
+        limits = "{" + ", ".join(f"{name}: {value}" for name, value in told.items()) + "}"
+        closed["description"] = "\n\n".join(text for text in (closed.get("description"), limits) if text)
+    return closed
 
 
 def counted(tools: Sequence[Any] | None) -> tuple[ToolSpec, ...]:

@@ -53,6 +53,15 @@ def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
 
 MUTANTS: tuple[Mutant, ...] = (
     *_of(
+        "backends/anthropic/request.py",
+        (
+            "a_schema_of_the_answer_replaces_the_effort",
+            'config = {**as_dict(body.get("output_config")), **as_dict(',
+            "config = {**as_dict(",
+            "langchain/test_wire_agents.py::test_an_agent_that_answers_in_a_schema",
+        ),
+    ),
+    *_of(
         "engine/request.py",
         (
             "the_limit_of_a_reply_has_one_name",

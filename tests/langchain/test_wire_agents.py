@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
-from typing import Any
+from datetime import date
+from typing import Any, Literal
 
+import anthropic
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from ctxfold import ConfigError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
@@ -137,8 +140,8 @@ def test_structured_output_in_every_way_that_the_wire_has(wire: str, method: Any
     with ModelServer(script=script, strict=WIRES[wire].strict) as server:
         chat = ChatCtx(**WIRES[wire].settings(server), thinking=False)
         asked = chat.with_structured_output(Song, method=method)
-        if wire in ("anthropic_messages", "bedrock_converse") and method != "function_calling":
-            with pytest.raises(ConfigError, match=f"{wire} has no response_format"):
+        if wire in ("anthropic_messages", "bedrock_converse") and method == "json_mode":
+            with pytest.raises(ConfigError, match=f"{wire} has no JSON mode: .*json_schema"):
                 asked.invoke("A song.")
         else:
             assert asked.invoke("A song.") == Song(title="Blue", seconds=183)
@@ -153,8 +156,58 @@ def test_structured_output_in_every_way_that_the_wire_has(wire: str, method: Any
                     )
                 case "gemini", "json_schema":
                     assert body["generationConfig"]["responseJsonSchema"]["required"] == ["title", "seconds"]
+                case "anthropic_messages", "json_schema":
+                    form = body["output_config"]["format"]
+                    assert (form["type"], form["schema"]["required"]) == ("json_schema", ["title", "seconds"])
+                case "bedrock_converse", "json_schema":
+                    form = body["outputConfig"]["textFormat"]["structure"]["jsonSchema"]
+                    assert (form["name"], json.loads(form["schema"])["required"]) == ("Song", ["title", "seconds"])
                 case "gemini", "json_mode":
                     assert body["generationConfig"]["responseMimeType"] == "application/json"
                 case _:
                     pass
         chat.close()
+
+
+CLAUDES = [("anthropic_messages", "claude-opus-4-6"), ("bedrock_converse", "us.anthropic.claude-opus-4-6")]
+
+
+@pytest.mark.parametrize(("wire", "model"), CLAUDES, ids=[wire for wire, _ in CLAUDES])
+@pytest.mark.parametrize("thinking", [None, "low"])
+def test_an_agent_that_answers_in_a_schema(wire: str, model: str, thinking: Any) -> None:
+    """`create_agent` has the provider enforce the schema for the models that it knows by name."""
+    with ModelServer(script=[Scripted('{"title": "Blue", "seconds": 183}')], strict=WIRES[wire].strict) as server:
+        with ChatCtx(**{**WIRES[wire].settings(server), "model": model, "thinking": thinking}) as chat:
+            agent = create_agent(chat, [look], response_format=Song)
+            assert agent.invoke({"messages": ask(1)})["structured_response"] == Song(title="Blue", seconds=183)
+        body = server.requests[0].body
+        if wire == "anthropic_messages":
+            effort = {} if thinking is None else {"effort": thinking}
+            assert {n: v for n, v in body["output_config"].items() if n != "format"} == effort, (
+                "one does not replace the other"
+            )
+
+
+class Shelf(BaseModel):
+    """A shelf."""
+
+    songs: list[Song] = Field(max_length=9, min_length=1)
+    best: Song | None = Field(default=None, description="the best one")
+    since: date = date(2020, 1, 1)
+    place: Literal["left", "right"] = "left"
+    height: int = Field(ge=1, description="in centimetres")
+    labels: dict[str, int]
+
+
+def test_the_schema_is_one_that_claude_takes() -> None:
+    """As the `anthropic` package makes it, except for what is allowed anyway."""
+    form = {"type": "json_schema", "json_schema": {"schema": Shelf.model_json_schema()}}
+    with ModelServer(script=[Scripted("{}")], strict="anthropic") as server:
+        with ChatCtx(**WIRES["anthropic_messages"].settings(server)) as chat:
+            chat.bind(response_format=form).invoke("Hi")
+        own = server.requests[0].body["output_config"]["format"]["schema"]
+    theirs = anthropic.transform_schema(Shelf)
+    theirs["properties"]["place"]["type"] = "string"
+    del theirs["properties"]["labels"]["properties"]
+    assert own == theirs
+    assert own["properties"]["height"]["description"] == "in centimetres\n\n{minimum: 1}"

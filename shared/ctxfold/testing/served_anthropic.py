@@ -13,6 +13,7 @@ from ctxfold.testing.script import (
     Body,
     ErrorReply,
     api_error,
+    as_list,
     as_mapping,
     as_mappings,
     chat_call,
@@ -80,6 +81,9 @@ class Messages(ServedWire):
         choice = as_mapping(body.get("tool_choice"))
         if choice:
             chat["tool_choice"] = _CHOICES.get(str(choice.get("type")), chat_choice(choice.get("name")))
+        form = as_mapping(as_mapping(body.get("output_config")).get("format"))
+        if form:
+            chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
         return chat | {name: body[name] for name in ("max_tokens", "thinking") if name in body}
 
     def refusal(
@@ -320,7 +324,17 @@ def _parameters(body: Body) -> str | None:
     # a system prompt that is "" counts as none, an empty block of one does not
     if system != "" and any(not text.strip() for text in _texts(system)):
         return "system: text content blocks must be non-empty"
+    form = as_mapping(as_mapping(body.get("output_config")).get("format"))
+    if form and _has_open_object(form.get("schema")):
+        return "output_config.format.schema: For 'object' type, 'additionalProperties' must be explicitly set to false"
     return None
+
+
+def _has_open_object(schema: object) -> bool:
+    own = as_mapping(schema)
+    if own.get("type") == "object" and own.get("additionalProperties") is not False:
+        return True
+    return any(map(_has_open_object, [*own.values(), *as_list(schema)]))
 
 
 def _edit(body: Body) -> Mapping[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,6 +71,10 @@ class Converse(ServedWire):
         if choice:
             name = as_mapping(choice.get("tool")).get("name")
             body["tool_choice"] = chat_choice(name) if name else "required" if "any" in choice else "auto"
+        form = as_mapping(as_mapping(api_request.body.get("outputConfig")).get("textFormat"))
+        if form:
+            schema = as_mapping(as_mapping(form.get("structure")).get("jsonSchema")).get("schema")
+            body["response_format"] = {"type": "json_schema", "json_schema": {"schema": json.loads(str(schema))}}
         limit = as_mapping(api_request.body.get("inferenceConfig")).get("maxTokens")
         return body if limit is None else {**body, "max_tokens": limit}
 

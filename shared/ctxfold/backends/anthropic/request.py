@@ -316,7 +316,8 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     if tools:
         body |= profile.request.extra_body_with_tools
     body |= thinking_fields(profile, request.thinking)
-    body |= request.extra
+    config = {**as_dict(body.get("output_config")), **as_dict(request.extra.get("output_config"))}  # effort and format
+    body |= {**request.extra, **({"output_config": config} if config else {})}
     body |= rules.body if rules is not None else {}
     return _within(without_refused(profile, body, request.thinking))
 
