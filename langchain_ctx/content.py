@@ -18,6 +18,7 @@ Block: TypeAlias = "dict[str, Any]"
 Layout: TypeAlias = "list[Any]"
 
 RESULT_SEPARATOR = "\n"  # between the texts of a tool's output, which the engine holds as one
+_TEXTS = frozenset({"text", "text-plain"})  # the second one is a document, which is read like what a user writes
 _REASONING_KEYS = {"reasoning": "reasoning", "thinking": "thinking"}
 _MEDIA = {
     "image": "image",
@@ -59,8 +60,9 @@ def _part_and_layout(block: str | dict[Any, Any], role: Role, calls: Collection[
         return (TextPart(block) if block else None), ["s", len(block)]
     kind = str(block.get("type"))
     text = block.get("text")
-    if kind == "text" and isinstance(text, str):
-        return (TextPart(text) if text else None), ["t", len(text), _rest(block, "type", "text")]
+    if kind in _TEXTS and isinstance(text, str):
+        rest = _rest(block, "text", "type") if kind == "text" else _rest(block, "text")
+        return (TextPart(text) if text else None), ["t", len(text), rest]
     thought = block.get(_REASONING_KEYS.get(kind, ""))
     if isinstance(thought, str):
         signature = block.get("signature")

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from ctxfold import ConfigError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, ContextMiddleware
+from langchain_ctx import ChatCtx, ContextMiddleware, CtxChatMessageHistory
 from tests.support.wires import TOUR, WIRES, Lookups
 
 WIRE = pytest.mark.parametrize("wire", WIRES)
@@ -211,3 +211,20 @@ def test_the_schema_is_one_that_claude_takes() -> None:
     del theirs["properties"]["labels"]["properties"]
     assert own == theirs
     assert own["properties"]["height"]["description"] == "in centimetres\n\n{minimum: 1}"
+
+
+@WIRE
+def test_a_document_of_plain_text_is_read_on_every_wire(wire: str) -> None:
+    """LangChain's block `text-plain` went to the service as it is, or as a note that it cannot be shown."""
+    document = {"type": "text-plain", "text": "The gate code is 7731.", "mime_type": "text/plain", "title": "Gates"}
+    asked = HumanMessage([{"type": "text", "text": "What does it say?"}, document])
+    with ModelServer(script=[Scripted("Noted.")], strict=WIRES[wire].strict) as server:
+        with ChatCtx(**WIRES[wire].settings(server), session_id="s", context_window=8_000) as chat:
+            chat.invoke([asked])
+            assert [hit.role for hit in chat.context().search("gate code")] == ["user"]
+        sent = json.dumps(server.requests[0].body)
+        assert "The gate code is 7731." in sent
+        assert "text-plain" not in sent
+    with CtxChatMessageHistory("s", context_window=8_000) as history:
+        history.add_messages([asked])
+        assert history.messages[0].content == asked.content, "a model of LangChain gets the block itself"
