@@ -17,7 +17,15 @@ from llama_index.core.memory.types import BaseMemory
 from llama_index.core.storage.chat_store.base import BaseChatStore
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
 from llama_index.core.storage.chat_store.loading import load_chat_store  # pyright: ignore[reportUnknownVariableType]
-from pydantic import Field, PrivateAttr
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from ctxfold import Section, Window
 from ctxfold._deprecated import KEYWORDS, renamed_keywords
@@ -429,13 +437,23 @@ class CtxMemory(BaseMemory, Closing):
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
         """Returns a JSON-compatible dict that names the session and the store, by its registered name and never by its URL."""
-        fields = self.model_dump(mode="json")
+        return self.model_dump(mode="json")
+
+    @model_serializer(mode="wrap")
+    def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         return {
-            **fields,
+            **handler(self),
             "store": name_of(self._live.source),
             "engine": self._live.key,
             "class_name": self.class_name(),
         }
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _restored(cls, data: Any, handler: ModelWrapValidatorHandler[CtxMemory]) -> CtxMemory:
+        """Lets a memory be a field of another model, such as the typed state of a workflow."""
+        serialised = isinstance(data, dict) and "engine" in data
+        return cls.from_dict(cast("dict[str, Any]", data)) if serialised else handler(data)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> CtxMemory:

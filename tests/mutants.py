@@ -2947,6 +2947,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_engines.py::test_a_full_memory_of_a_small_window_leaves_half_of_it",
         ),
         (
+            "a_field_of_a_model_is_no_memory",
+            'isinstance(data, dict) and "engine" in data',
+            "False",
+            "llamaindex/test_serialise.py::test_the_typed_state_of_a_workflow_holds_a_memory",
+        ),
+        (
             "documents_take_the_room_of_passages_where_no_engine_works",
             "documents = documents if documents >= LEAST_DOCUMENTS_TOKENS else 0",
             "pass",

@@ -12,7 +12,8 @@ import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms import MockLLM
-from llama_index.core.workflow import Context, JsonSerializer
+from llama_index.core.workflow import Context, JsonSerializer, StartEvent, StopEvent, Workflow, step
+from pydantic import BaseModel, ValidationError
 from workflows.context.serializers import PickleSerializer
 
 from ctxfold import ConfigError, MemoryStore, SqlStore
@@ -219,3 +220,52 @@ async def test_editing_the_state_of_a_workflow_shares_the_engine(llms: Made) -> 
             state["memory"].put(ChatMessage(role="user", content="more"))
         held = await context.store.get("memory")
         assert said(held)[-1] == said(memory)[-1] == "more"
+
+
+class Conversation(BaseModel):
+    """The typed state of a workflow."""
+
+    memory: CtxMemory | None = None
+    turns: int = 0
+
+
+class Greeter(Workflow):
+    @step
+    async def greet(self, ctx: Context[Conversation], ev: StartEvent) -> StopEvent:
+        async with ctx.store.edit_state() as state:
+            state.turns += 1
+            state.memory = state.memory or CtxMemory.from_defaults("ann", store="typed", token_limit=1_200)
+            await state.memory.aput(f"hello {state.turns}")
+            return StopEvent(result=said(state.memory))
+
+
+@pytest.mark.parametrize("serialiser", [JsonSerializer(), PickleSerializer()], ids=["json", "pickle"])
+async def test_the_typed_state_of_a_workflow_holds_a_memory(
+    serialiser: JsonSerializer | PickleSerializer, tmp_path: Path
+) -> None:
+    register_store("typed", f"sqlite:///{tmp_path / 'typed.db'}")
+    flow = Greeter()
+    context = Context(flow)
+    assert await flow.run(ctx=context) == ["hello 1"]
+    data = json.dumps(context.to_dict(serializer=serialiser))
+    assert "sqlite" not in data
+    held = (await context.store.get_state()).memory
+    held.close()
+    del context, held
+    gc.collect()  # as in a new process
+    restored = Context.from_dict(flow, json.loads(data), serializer=serialiser)
+    assert await flow.run(ctx=restored) == ["hello 1", "hello 2"]
+    (await restored.store.get_state()).memory.close()
+
+
+def test_a_field_of_a_model_does_not_open_a_url(tmp_path: Path) -> None:
+    with CtxMemory.from_defaults("ann", store=f"sqlite:///{tmp_path / 'a.db'}", token_limit=1_200) as memory:
+        data = Conversation(memory=memory).model_dump(mode="json")
+        again = Conversation.model_validate(data)
+        assert again.memory is not None
+        assert again.memory.context is memory.context
+    data["memory"]["store"] = f"sqlite:///{tmp_path / 'other.db'}"
+    with pytest.raises(ValidationError, match="a URL in a dict is not trusted"):
+        Conversation.model_validate(data)
+    with pytest.raises(ValidationError, match="there is no setting 'rules'"):
+        Conversation.model_validate({"memory": {"session_id": "ann", "rules": {}}})
