@@ -12,6 +12,7 @@ import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.core.agent.workflow.multi_agent_workflow import DEFAULT_HANDOFF_OUTPUT_PROMPT
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 
@@ -496,3 +497,30 @@ async def test_a_run_goes_on_from_the_summary_of_a_memory(way: str) -> None:
         memory.close()
         await llm.aclose()
         await inner.aclose()
+
+
+@pytest.mark.parametrize("session_id", [None, "s"])
+def test_a_server_that_wants_turns_is_asked_beside_a_memory(session_id: str | None) -> None:
+    """The memory hands out summary, open question and question as they are, all of the user."""
+
+    def script(body: Any) -> Any:
+        failed = body["messages"][-1]["content"].endswith("Fail.")
+        return ErrorReply(400, {"error": {"message": "failed"}}) if failed else Scripted("Noted.")
+
+    with ModelServer(script=script, context_window=3_000, strict="alternating") as server:
+        inner = CtxLLM(model="m", base_url=server.base_url, api_key="x", context_window=3_000)
+        memory = CtxMemory.from_defaults("m", context_window=3_000)
+        llm = with_context(inner, session_id=session_id, alternating_roles=True)
+        engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory, system_prompt="Be brief.")
+        for number in range(30):
+            asked = f"Locker {number} has the code {number * 37}. " + words("Please", 100)
+            if number == 7:
+                with pytest.raises(BackendError, match="failed"):
+                    engine.chat(f"{asked} Fail.")
+            else:
+                assert engine.chat(asked).response == "Noted."
+        assert memory.context.usage().compactions > 0
+        assert [m.role.value for m in memory.get_all()].count("user") == 30
+        memory.close()
+        llm.close()
+        inner.close()
