@@ -6,14 +6,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 
-class Closing:
-    """A context manager over the class's own `close` and `aclose`."""
+class SyncClosing:
+    """A context manager over the class's own `close`."""
 
     if TYPE_CHECKING:
 
         def close(self) -> None: ...
-
-        async def aclose(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
@@ -23,6 +21,14 @@ class Closing:
     ) -> None:
         self.close()
 
+
+class AsyncClosing:
+    """An async context manager over the class's own `aclose`."""
+
+    if TYPE_CHECKING:
+
+        async def aclose(self) -> None: ...
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -30,6 +36,10 @@ class Closing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+class Closing(SyncClosing, AsyncClosing):
+    """A context manager of both kinds."""
 
 
 class SharesSessions:

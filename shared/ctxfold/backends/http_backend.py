@@ -13,13 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
-from ctxfold._lifecycle import Closing
+from ctxfold._lifecycle import AsyncClosing, Closing, SyncClosing
 from ctxfold.backends.jsonl import from_line, to_line
 from ctxfold.backends.profile import Profile, counter_for, load_profile
 from ctxfold.backends.response_parser import AnswerParser
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from ctxfold.backends.http import Clients
 
 
-class HttpStream:
+class HttpStream(SyncClosing):
     """Iterates over the chunks of a reply. Its end or an error closes the stream; `close` ends the connection at once."""
 
     def __init__(self, answer: OpenAnswer, channel: Channel) -> None:
@@ -100,14 +99,8 @@ class HttpStream:
         self._answer = None
         self._channel.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-
-class AsyncHttpStream:
+class AsyncHttpStream(AsyncClosing):
     """The async form of HttpStream; cancelling a read closes the connection."""
 
     def __init__(self, answer: OpenAnswer, channel: AsyncChannel) -> None:
@@ -145,14 +138,6 @@ class AsyncHttpStream:
     async def aclose(self) -> None:
         self._answer = None
         await self._channel.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 if TYPE_CHECKING:
