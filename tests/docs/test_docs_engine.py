@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 import ctxfold
-import ctxfold.errors
-import ctxfold.events
 import langchain_ctx
 import llamaindex_ctx
 from ctxfold import Policy, RequestOptions, load_profile, provider_names
@@ -111,10 +109,10 @@ def test_every_event_and_error_on_the_page_exists() -> None:
     section = ENGINE.partition("## Events and costs")[2].partition("## Token counting")[0]
     events = {name for name in named(section) if name[0].isupper()}
     assert "HistoryCompacted" in events
-    assert events - {"CompactionProposal"} <= set(ctxfold.events.__all__)
+    assert events - {"CompactionProposal"} <= set(ctxfold.__all__)
     failing = named(ENGINE.partition("## Errors")[2].partition("## Test your own")[0])
     builtins = {"ValueError", "LookupError", "ConnectionError"}
-    assert {n for n in failing if n.endswith("Error")} - builtins <= set(ctxfold.errors.__all__)
+    assert {n for n in failing if n.endswith("Error")} - builtins <= set(ctxfold.__all__)
 
 
 @pytest.mark.parametrize("package", [ctxfold, langchain_ctx, llamaindex_ctx])
