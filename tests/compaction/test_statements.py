@@ -514,3 +514,114 @@ def test_what_a_call_changes_weighs_more_than_what_it_reads() -> None:
 
 def test_a_sign_is_no_value() -> None:
     assert not extract(meeting("Anna: who took it now :?"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Die Hochzeit von Anneliese ist am 6. September in der alten Mühle bei Ansbach.",
+        "Wir fahren vom 9. bis zum 20. August an den Gardasee.",
+        "Die Nacht vom 8. auf den 9. ist schon bezahlt.",
+    ],
+)
+def test_the_full_stop_of_an_ordinal_number_ends_no_sentence(text: str) -> None:
+    assert f"- user: {text} (#1)" in lines(chat(text))
+
+
+def test_a_number_at_the_end_of_a_sentence_ends_it() -> None:
+    shown = lines(chat("The locker of Anna has the number 47. The locker of Ben has the number 52."))
+    assert "- user: The locker of Anna has the number 47. (#1)" in shown
+
+
+FENCED = """\
+The forecast of Anna needs 12 weeks. This is how it is computed:
+
+```python
+def forecast(sold: int, weeks: int) -> int:
+    return round(sold / 12 * weeks * 1.33)
+```
+"""
+
+
+def test_a_block_of_code_in_an_answer_states_nothing_and_has_no_speaker() -> None:
+    shown = "\n".join(lines([user("How many do we need?", id="q"), assistant(FENCED, id="a")]))
+    assert "The forecast of Anna needs 12 weeks." in shown
+    assert "def forecast" not in shown
+    assert "return round" not in shown
+    assert "```" not in shown
+
+
+def test_a_block_that_is_no_code_is_read_without_its_fences() -> None:
+    text = "Here is the sum:\n```\nThe rent of Anna is 1,450 euros.\nThe rent of Ben is 1,620 euros.\n```"
+    shown = "\n".join(lines([assistant(text, id="a")]))
+    assert "The rent of Anna is 1,450 euros." in shown
+    assert "```" not in shown
+
+
+def test_a_failure_in_a_block_of_code_is_a_fact() -> None:
+    text = "It stopped:\n```\nFile \"main.py\", line 12, in load\n    return open(path)\nKeyError: 'ean_code'\n```"
+    assert any("KeyError: 'ean_code'" in line for line in lines(chat(text)))
+
+
+def test_a_listing_in_an_answer_states_nothing() -> None:
+    shown = "\n".join(lines([user("Show me load.py", id="q"), assistant(f"This is src/load.py\n{CODE}", id="a")]))
+    assert "4711" not in shown
+    assert "ValueError" not in shown
+
+
+TABLE = """\
+|| Product | Type | Price |
+||---|:---:|---:|
+|| Greenchain Wet | wet lube | €5.40 |
+|| Torolube | **mixed** | €6.75 |
+
+I would stock Torolube.""".replace("||", "|")
+
+
+def test_a_row_of_a_table_says_what_its_columns_are() -> None:
+    shown = lines([user("Which lubricant?", id="q"), assistant(TABLE, id="a")])
+    assert "- assistant: Product: Torolube; Type: mixed; Price: €6.75 (#2)" in shown
+    assert not any("|" in line or "---" in line for line in shown)
+
+
+def test_a_heading_in_markdown_begins_a_list_of_its_own() -> None:
+    text = "## 1. Services\n- Quick check – 20 minutes\n- Full service – 90 minutes\n\n## 2. Tell people\nPut a sign at the door."
+    shown = lines([assistant(text, id="a")])
+    assert "- assistant: Services: Quick check – 20 minutes; Full service – 90 minutes (#1)" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The change of Anna is in yaml/__init__.py and in test__ranges.py.",
+        "The key of Anna has 2**16 or 2**32 values.",
+    ],
+)
+def test_signs_inside_of_a_name_are_no_emphasis(text: str) -> None:
+    """A path without its signs is another path, and "2**16" is not "216"."""
+    assert [line for line in lines(chat(text)) if line.endswith("(#1)")] == [f"- user: {text} (#1)"]
+
+
+def test_emphasis_is_left_out() -> None:
+    shown = lines(chat("The locker of **Anna** is __number 47__ in the hall."))
+    assert "- user: The locker of Anna is number 47 in the hall. (#1)" in shown
+
+
+def test_a_word_before_a_colon_is_no_speaker_where_stamps_have_none() -> None:
+    """Two answers begin with "Try:" behind the time."""
+    said = [
+        user("[2025-03-12 08:30] What do I say when somebody asks for the price?", id="q"),
+        assistant('[2025-03-12 08:31] Try: "The repair of the bike costs 85 euros."', id="a"),
+        user("[2025-03-12 08:40] And when somebody asks for the day?", id="r"),
+        assistant('[2025-03-12 08:41] Try: "The bike is ready on 14 March."', id="b"),
+    ]
+    shown = lines(said)
+    assert not any(line.startswith("- Try:") for line in shown)
+    assert any(line.startswith("- assistant: Try: ") for line in shown)
+
+
+def test_the_names_of_a_question_are_no_facts() -> None:
+    """In German each noun looks like a name."""
+    shown = "\n".join(lines(chat("Was schenken wir dem Gärtner zum Abschied?", "Die Miete von Anna ist 1180 Euro.")))
+    assert "1180" in shown
+    assert "Abschied" not in shown

@@ -30,6 +30,7 @@ from ctxfold.compaction.literals import (
 )
 from ctxfold.compaction.statements import (
     MAX_CHARS,
+    MAX_FAILURES,
     Speech,
     Statement,
     content_words,
@@ -61,7 +62,6 @@ CONTENT_WORDS = 3  # that a sentence needs to count in full, each on a subject o
 SUBJECT_MESSAGES = 8  # a word that stands in so many is about such a subject
 DECIDES, DIRECTS_OTHERS = 2.0, 0.75  # factors of a decision or wish, and of what a named speaker tells others to do
 FAILURE = 3.0  # factor of a line of a tool output that reports a failure
-MAX_FAILURES = 2  # lines of one output
 FEW_LINES = 3  # of an output, which count in full; the lines of a larger one count as much as these together
 MAX_CALL_CHARS = 300  # of the arguments of a call that are one line
 SHORT_VALUE = 3  # characters; a value this short means nothing without its key
@@ -426,6 +426,8 @@ def _literals(statement: Statement, message: Message, speakers: Collection[str] 
         position = max(position, text.find(fact.text, position))
         if fact.value in speakers or (fact.kind == "name" and fact.value in _NAME_STARTS):
             continue  # whom a chat addresses is no fact
+        if fact.kind == "name" and statement.question:
+            continue  # that somebody asks about it says nothing of it; in German each noun looks like a name
         if statement.whole or factor > FRAGMENT or _tells(fact, text):
             digit = fact.kind == "number" and len(fact.value) == 1
             owned = fact._replace(owner=owner) if (owner := _owner(statement, position)) else fact

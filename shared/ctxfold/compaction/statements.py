@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import chain
 
-from ctxfold.compaction.text_units import without_markers
+from ctxfold.compaction.excerpts import failure_lines
+from ctxfold.compaction.text_units import is_code, is_code_block, is_numbered, without_markers
 from ctxfold.history.prompt_safety import strip_control_chars
-from ctxfold.history.terms import STOP_WORDS, stretches, terms
+from ctxfold.history.terms import DATE_GOES_ON, STOP_WORDS, stretches, terms
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 
@@ -44,14 +46,22 @@ _NO_SPEAKERS = frozenset(
     name phone email e-mail example important reminder tip step steps rule output input result results http https file path
     """.split()  # noqa: SIM905 - a list would be ten times as long
 )
+FENCE = "```"  # before and after a block of code in Markdown
+MAX_FAILURES = 2  # lines of one output or block of code
 _LIST_MARK = re.compile(r"^\s*(?:[-*•–]+\s+|#{1,6}\s+|>\s+|\d{1,3}[.)、]\s+|\(?[a-z]\)\s+)")
 _BARE_MARK = re.compile(r"^\s*(?:[-*•–#>]+|\d{1,3}[.)、]?)\s*$")
-_EMPHASIS = re.compile(r"\*\*|__(?:(?=\S)|(?<=\S__))|#(?<=^#)#*\s+")
+# not `2**10`, nor `__init__.py`: names in code have no space between the signs
+_EMPHASIS = re.compile(
+    r"(?<![A-Za-z0-9_*])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![A-Za-z0-9_*])|(?<!\w)__(?=\S)([^_]*\s[^_]*)(?<=\S)__(?!\w)"
+)
+_HEADING = re.compile(r"^\s*#{1,6}\s+")
+_TABLE_RULE = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?\s*")
 _EMPHASISED = re.compile(r"^\s*(?:[-*•]\s+|\d{1,3}[.)]\s+)?\*\*[^*]{2,100}\*\*\s*:?\s*$")
 _NUMBERED = re.compile(r"^\s*\d{1,3}[.)]\s")
 _FIELD = re.compile(rf"^([^\W\d_][\w ()/{_CJK}'-]{{0,40}}?)\s*[:：]\s*(\S.*)$")
 # patterns of lower-case words without `re.I` are searched in `lowered` text
 _END = re.compile(r"(?<=[.!?…])[\"'”’)\]*]*\s+(?=\S)|(?<=[。！？；])\s*(?=\S)")
+_NUMBER_ALONE = re.compile(r"\W*\d{1,3}\.")  # of a heading or an item
 _ABBREVIATED = re.compile(r"(?:^|[\s(])(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|e\.g|i\.e|Nr|approx|ca|cf|[A-Z])\.$")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W\d_]+)?")
 _IS_CJK = re.compile(f"[{_CJK}]")
@@ -268,24 +278,32 @@ def named_speakers(messages: Iterable[Message]) -> frozenset[str]:
     certain: set[str] = set()
     labels: Counter[str] = Counter()
     first: set[str] = set()
-    labelled = texts = 0
+    behind_stamps: list[str] = []
+    labelled = texts = stamped = 0
     for message in messages:
         if message.role == "tool" or message.kind == "summary" or not (text := message.text):
             continue
         if message.name:
             certain.add(message.name)
         texts += 1
-        for index, line in enumerate(text.splitlines()[:400]):
+        for index, line in enumerate(_without_code(text, message).splitlines()[:400]):
             stamp = _stamp(line)
             rest = line[stamp.end() :] if stamp else line
+            stamped += stamp is not None
             if (label := _label(rest)) is not None:
-                if stamp or rest.startswith("<"):
+                if rest.startswith("<"):
                     certain.add(label)
+                elif stamp:
+                    behind_stamps.append(label)
                 else:
                     labels[label] += 1
                 if not index:
                     first.add(label)
                     labelled += 1
+    if len(behind_stamps) > stamped / 2:
+        certain |= {*behind_stamps}  # otherwise "Try:" may begin a message
+    else:
+        labels.update(behind_stamps)
     if labelled > 2 and labelled > texts / 2:
         certain |= first  # a chat of several people: most messages begin with a name
     repeated = {name for name, count in labels.items() if count > 1 and not _is_field_name(name)}
@@ -298,7 +316,7 @@ def spoken(message: Message, speakers: frozenset[str], at: datetime | None = Non
     speaker: str = name or ("" if message.kind == "summary" else message.role)
     named, when = bool(name), at
     lines: list[str] = []
-    for raw in strip_control_chars(without_markers(message.text)).splitlines():
+    for raw in strip_control_chars(_without_code(without_markers(message.text), message)).splitlines():
         line, own_at = raw, None
         if (stamp := _stamp(raw)) is not None:
             line, own_at = raw[stamp.end() :], _moment(stamp)
@@ -402,6 +420,38 @@ def is_preference(text: str) -> bool:
     return len(text) <= MAX_WISH_CHARS and _PREFERENCE.search(text) is not None
 
 
+def _without_code(text: str, message: Message) -> str:
+    """Returns what somebody says without program code: blocks between fences, and a listing with line numbers.
+
+    Lines in them that report a failure stay, and so does a block that is no code.
+    """
+    if message.role == "tool" or message.kind == "summary":
+        return text
+    if FENCE in text:
+        text = "\n".join(_outside_of_code(text.splitlines()))
+    if not (is_numbered(text) and is_code(text)):
+        return text
+    words = (line for line in text.splitlines() if not is_numbered(line))
+    return "\n".join([*words, *failure_lines(text, MAX_FAILURES)])
+
+
+def _outside_of_code(lines: Iterable[str]) -> Iterator[str]:
+    """Yields the lines without fences, and of a block of code only those that report a failure."""
+    block: list[str] | None = None
+    for line in chain(lines, [FENCE]):  # a block may lack its end
+        if not line.lstrip().startswith(FENCE) or line.count(FENCE) > 1:
+            if block is None:
+                yield line
+            else:
+                block.append(line)
+        elif block is None:
+            block = []
+        else:
+            text = "\n".join(block)
+            yield from failure_lines(text, MAX_FAILURES) if is_code_block(text) else block
+            block = None
+
+
 # speakers and times
 
 
@@ -424,9 +474,11 @@ def _label(line: str) -> str | None:
 
 
 def _is_field_name(label: str) -> bool:
-    """Tells whether a label that repeats is rather the name of a value than of a person."""
+    """Tells whether a label that repeats is rather the name of a value, or a word such as "Try", than the name of a person."""
     words = label.split()
-    return len(words) > 3 or any(w in STOP_WORDS or w.casefold() in _NO_SPEAKERS for w in words)
+    if len(words) > 3 or any(w in STOP_WORDS or w.casefold() in _NO_SPEAKERS for w in words):
+        return True
+    return all(term in _GENERIC for term in terms(label))
 
 
 def _moment(stamp: re.Match[str]) -> datetime | None:
@@ -488,12 +540,15 @@ def _blocks(text: str) -> Iterator[str]:
     """Yields the lines of a text; a heading and the short items of the list below it, or a run of fields, as one."""
     group: list[str] = []
     heading = ""
-    for raw in text.splitlines():
-        line = _EMPHASIS.sub("", _LIST_MARK.sub("", raw).strip()).strip()
+    for raw in _rows_as_fields(text.splitlines()):
+        unmarked = _LIST_MARK.sub("", raw).strip()
+        line = _unemphasised(_LIST_MARK.sub("", unmarked) if _HEADING.match(raw) else unmarked)
         if not line or _BARE_MARK.match(raw):
             continue
         marked = bool(_LIST_MARK.match(raw))
-        is_heading = len(line) <= 120 and (line.endswith((":", "：")) or _names_record(raw, line))
+        is_heading = len(line) <= 120 and (
+            line.endswith((":", "：")) or _HEADING.match(raw) is not None or _names_record(raw, line)
+        )
         is_item = not is_heading and len(line) <= 100 and (marked or (_is_field(line) and not is_whole(line)))
         full = bool(group) and len(heading) + sum(map(len, group)) + len(line) > LIST_CHARS
         if group and (not is_item or full or _starts_record(line, group)):
@@ -501,7 +556,8 @@ def _blocks(text: str) -> Iterator[str]:
             group = []
             heading = heading if is_item else ""
         if is_heading:
-            heading = line.rstrip(":： ")
+            *before, heading = _sentences(line.rstrip(":： "))
+            yield from before  # "It takes 12 weeks. This is why:" says more than a heading
         elif is_item:
             group.append(line)
         else:
@@ -509,6 +565,31 @@ def _blocks(text: str) -> Iterator[str]:
             heading = ""
     if group:
         yield _listed(heading, group)
+
+
+def _unemphasised(line: str) -> str:
+    return _EMPHASIS.sub(lambda m: m[1] or m[2], line).strip() if "**" in line or "__" in line else line.strip()
+
+
+def _rows_as_fields(lines: Sequence[str]) -> Iterator[str]:
+    """Yields the lines; each row of a Markdown table as fields with the names of its columns, in place of header and rows."""
+    names: list[str] = []
+    for at, line in enumerate(lines):
+        following = lines[at + 1] if at + 1 < len(lines) else ""
+        if "|" not in line:
+            names = []
+            yield line
+        elif _TABLE_RULE.fullmatch(following):
+            names = _cells(line)
+        elif names and not _TABLE_RULE.fullmatch(line):
+            fields = zip(names, _cells(line), strict=False)
+            yield "; ".join(f"{name}: {cell}" if name else cell for name, cell in fields if _WORD.search(cell))
+        elif not names:
+            yield line
+
+
+def _cells(row: str) -> list[str]:
+    return [_unemphasised(cell) for cell in row.strip().removeprefix("|").removesuffix("|").split("|")]
 
 
 def _listed(heading: str, items: Sequence[str]) -> str:
@@ -542,13 +623,17 @@ def _sentences(block: str) -> Iterator[str]:
         for match in _END.finditer(stretch):
             if _ABBREVIATED.search(stretch[max(0, match.start() - 8) : match.start()]):
                 continue
+            if DATE_GOES_ON.match(stretch, match.start()) or _NUMBER_ALONE.fullmatch(stretch[start : match.start()]):
+                continue
             yield stretch[start : match.end()]
             start = match.end()
         yield stretch[start:]
 
 
 def _plain(sentence: str) -> str:
-    text = " ".join(_NOISE.sub(" ", _BROKEN_OFF.sub(" - ", sentence)).split()).strip("*_ ")
+    text = " ".join(_NOISE.sub(" ", _BROKEN_OFF.sub(" - ", sentence)).split()).strip("* ")
+    if text.startswith("_") and text.endswith("_") and " " in text:
+        text = text.strip("_")
     if text.count('"') % 2:
         text = _OPEN_QUOTE.sub("", text, count=1)
     text = _SPACE_BEFORE.sub(r"\1", text)

@@ -290,9 +290,20 @@ def is_code(text: str) -> bool:
     Comments and docstrings take much of a file. Only the beginning is looked at.
     """
     lines = [line for raw in text[:CODE_CHARS].splitlines() if (line := raw.strip())]
-    numbered = sum(1 for line in lines if _NUMBERED.match(line)) > len(lines) / 2
-    share = LISTED_CODE_SHARE if numbered else CODE_SHARE
+    share = LISTED_CODE_SHARE if is_numbered(text) else CODE_SHARE
     return len(lines) >= LEAST_CODE_LINES and sum(map(is_code_line, lines)) >= share * len(lines)
+
+
+def is_numbered(text: str) -> bool:
+    """Tells whether most lines of a text begin with their number, as those of a listing do."""
+    lines = [line for raw in text[:CODE_CHARS].splitlines() if (line := raw.strip())]
+    return sum(1 for line in lines if _NUMBERED.match(line)) > len(lines) / 2
+
+
+def is_code_block(text: str) -> bool:
+    """Tells whether what stands between two fences is program code or a patch of it, also a short one."""
+    lines = [line for raw in text[:CODE_CHARS].splitlines() if (line := raw.lstrip("+- \t").rstrip())]
+    return sum(map(is_code_line, lines)) >= CODE_SHARE * len(lines)
 
 
 def is_code_line(line: str) -> bool:

@@ -34,7 +34,14 @@ _VOWEL = re.compile(r"[aeiou]|(?<!^)y")
 _LACKS_E = re.compile(r"[^aeiou]?[aeiouy][^aeiouwxy]")  # what is left of "moved" or "using"
 # a time, a name or a heading, if any
 _BEFORE_JSON = re.compile(r"(?:\[[^\]\n]{1,48}\] ?)?(?:[^\n{\[]{1,80}:\s)?(?=[{\[])")
-_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+|(?<=[}\]]),\s*")
+# the full stop of an ordinal number ends no sentence: "vom 9. bis zum 20. August"
+_ORDINAL_GOES_ON = (
+    r"(?:(?<=\b\d\.)|(?<=\b\d\d\.))\s+(?:(?i:Jan(?:uar)?|Jänner|Feb(?:ruar)?|März|Mar[st]s?|Apr(?:il)?|Ma[ij]|Jun[ij]?|Jul[ij]?"
+    r"|Aug(?:ust)?|Sept?(?:ember)?|Okt(?:ober)?|Nov(?:ember)?|De[cszk](?:ember)?)\b|(?:bis|auf|und|oder|zum|ist|sind|noch|schon"
+    r"|dieses|diesen|kommenden|habe|haben)\b)"
+)
+DATE_GOES_ON = re.compile(_ORDINAL_GOES_ON)
+_SENTENCE_END = re.compile(rf"(?<=[.!?;])(?!{_ORDINAL_GOES_ON})\s+|(?<=[。！？；])|\n+|(?<=[}}\]]),\s*")
 # of stop words; what is left of one would be a term of its own: "s", or "didn" and "t"
 _SHORT_FORM = re.compile(
     r"\b(?:are|could|did|do|does|had|has|have|is|should|was|were|would|ca|wo)n['’]t\b|['’](?:d|ll|m|re|s|ve)\b", re.I
