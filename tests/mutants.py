@@ -557,13 +557,49 @@ MUTANTS: tuple[Mutant, ...] = (
         "history/terms.py",
         (
             "what_is_left_of_short_forms_is_searched_for",
-            'return tuple(term_counts(_SHORT_FORM.sub(" ", query)))',
-            "return tuple(term_counts(query))",
+            'shortened = _SHORT_FORM.sub(" ", query)',
+            "shortened = query",
             "retrieval/test_recall.py::test_short_forms_of_stop_words_are_no_terms",
+        ),
+        (
+            "words_that_only_ask_in_other_languages_are_searched_for",
+            "if certain <= english or certain + both < LEAST_FUNCTION_WORDS:",
+            "if True:",
+            "retrieval/test_recall.py::test_words_that_only_ask_are_no_terms_in_other_languages",
+        ),
+        (
+            "english_questions_lose_words_of_other_languages",
+            "if certain <= english or certain + both < LEAST_FUNCTION_WORDS:",
+            "if False:",
+            "retrieval/test_recall.py::test_words_that_only_ask_are_terms_in_an_english_question_or_alone",
+        ),
+        (
+            "words_that_only_ask_in_chinese_are_searched_for",
+            'query = _ASKS_CJK.sub(" ", query) if _IS_CJK.search(query) else query',
+            "query = query",
+            "retrieval/test_recall.py::test_words_that_only_ask_are_no_terms_in_other_languages",
+        ),
+        (
+            "a_query_of_words_that_only_ask_has_no_terms",
+            "tuple(term_counts(_without_function_words(shortened))) or every",
+            "tuple(term_counts(_without_function_words(shortened)))",
+            "retrieval/test_recall.py::test_words_that_only_ask_are_terms_in_an_english_question_or_alone",
+        ),
+        (
+            "an_ordinal_number_ends_a_sentence_in_recall",
+            r"(?<=[.!?;])(?!{_ORDINAL_GOES_ON})\s+",
+            r"(?<=[.!?;])\s+",
+            "retrieval/test_recall.py::test_the_full_stop_of_an_ordinal_number_ends_no_sentence",
         ),
     ),
     *_of(
         "retrieval/search.py",
+        (
+            "words_that_only_ask_are_never_searched_for",
+            "if not found.scores and len(every",
+            "if False and len(every",
+            "retrieval/test_recall.py::test_words_that_only_ask_are_searched_for_where_no_other_matches",
+        ),
         (
             "usual_words_of_commands_ask_for_the_outputs_beside",
             "if times[roles[seq]] <= most[roles[seq]]:",

@@ -715,6 +715,55 @@ def test_short_forms_of_stop_words_are_no_terms(question: str) -> None:
         assert [hit.message_id for hit in ctx.search(question)] == ["m5"]
 
 
+def found_by(question: str, *said: str) -> list[str]:
+    """What a search finds among these messages and others that are about nothing."""
+    with AgentContext(context_window=8_000) as ctx:
+        ctx.add([user(text, id=f"m{n}") for n, text in enumerate([*said, *(f"Quiet day {n}." for n in range(40))])])
+        return [said[int(hit.message_id[1:])] for hit in ctx.search(question)]
+
+
+@pytest.mark.parametrize(
+    ("question", "about", "aside"),
+    [
+        ("Wer hat den Spiegel zerbrochen?", "Lukas war es, der Spiegel lag auf der Treppe.", "Wer kommt, hat Glück."),
+        ("Où est passé le micro ?", "On a retrouvé le micro dans la soupière.", "Il est midi, où que tu sois."),
+        ("¿Quién tenía las llaves de la casa?", "Las llaves las guarda el fotógrafo.", "¿Quién sabe la hora?"),
+        ("小雨是什么时候开始游泳的?", "小雨说她在猛追湾游泳。", "什么时候都可以。"),
+    ],
+)
+def test_words_that_only_ask_are_no_terms_in_other_languages(question: str, about: str, aside: str) -> None:
+    """Statements hardly have them, so that they would be rare words, and draw what has nothing else of the question."""
+    assert found_by(question, about, aside) == [about]
+
+
+@pytest.mark.parametrize(
+    ("question", "about"),
+    [
+        ("Was the war hat for sale?", "There was a war about hats."),
+        ("Why is du so slow on the NAS?", "I ran du -sh and waited."),
+        ("Who is in the le mans team?", "Le Mans is far."),
+        ("Wo ist das?", "Das ist Wotan, wo sonst."),
+        ("你的目的是什么?", "目的地很远。"),
+    ],
+)
+def test_words_that_only_ask_are_terms_in_an_english_question_or_alone(question: str, about: str) -> None:
+    assert found_by(question, about) == [about]
+
+
+def test_words_that_only_ask_are_searched_for_where_no_other_matches() -> None:
+    said = ["Wo der Schlüssel lag: unter der Matte.", *(f"Quiet day {n}." for n in range(40))]
+    assert next(iter(found_scores(*said, question="Wo liegt denn der Dings?"))) == 1
+    assert next(iter(found_scores(*said, question="Wo liegt denn der Quiet?"))) != 1
+
+
+def test_the_full_stop_of_an_ordinal_number_ends_no_sentence() -> None:
+    assert records("Wir fahren vom 9. bis zum 20. August. Dann ist der Umzug.") == [
+        "Wir fahren vom 9. bis zum 20. August.",
+        "Dann ist der Umzug.",
+    ]
+    assert records("The box has number 47. The key is here.") == ["The box has number 47.", "The key is here."]
+
+
 def test_age_decides_where_few_words_of_the_question_match() -> None:
     apart = [f"Quiet day {n}." for n in range(400)]
     said = ["The zebra came.", *apart, "The zebra came again, and this is all that we saw of it."]

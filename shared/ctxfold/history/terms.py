@@ -145,6 +145,31 @@ STOP_WORDS = frozenset(
     ]
 )
 
+# of German, French and Spanish, without those that are English words too
+_FUNCTION_WORDS = frozenset(
+    """
+    wer wen wem wessen wo woher wohin worauf womit woran wofür wovon wodurch warum weshalb wieso wann wie wieviel wieviele
+    welche welchem welchen welcher welches der das dem den ein eine einem einen einer eines und oder ist sind waren wird
+    werden wurde wurden haben hatte hatten bei beim auf aus nach von vom zu zum zur für über unter als sich er sie ihr
+    ihre ihrem ihren ihrer ihm ihn ich wir uns mich mir dich dir mein meine meinem meinen meiner dein deine sein seine seinem
+    seinen seiner nicht kein keine keinen auch noch schon dass qui que quoi quel quelle quels quelles où quand
+    pourquoi combien est sont était étaient ont avait avaient le les un une de au aux ou dans avec se sa ses ce cette ces il
+    elle ils elles je tu nous vous ne pas qué quién quiénes cuál cuáles dónde cuándo cómo cuánto cuánta cuántos cuántas por
+    para del el los las una en al su sus era fue había lo nos
+    """.split()  # noqa: SIM905 - a list would be ten times as long
+)
+_ALSO_ENGLISH = frozenset(
+    """
+    am an as comment con des die du es et hat im in la me mit on par pour so son um war was
+    """.split()  # noqa: SIM905 - a list would be ten times as long
+)
+_LEFT_OUT = _FUNCTION_WORDS | _ALSO_ENGLISH
+LEAST_FUNCTION_WORDS = 2  # that tell of which language a query is
+_LETTERS = re.compile(r"[^\W\d_]+")
+_ASKS_CJK = re.compile(
+    "(?:为什么|什么时候|什么|怎么样|怎么|哪里|哪儿|哪些|哪个|哪天|哪|多少|谁|吗|呢|(?<![但可还要只于])是|(?<!目)的(?!确)|了(?!解))+"
+)
+
 
 def terms(text: str) -> Iterator[str]:
     """Returns the search terms in order: lower-case words without stop words, lightly stemmed; identifiers whole and in pieces;
@@ -193,10 +218,28 @@ def term_counts(text: str) -> Counter[str]:
     return Counter(terms(text))
 
 
-def query_terms(query: str) -> tuple[str, ...]:
-    """Returns the terms that a query searches for, each once; short forms of stop words, as in "what's" and "didn't", have none."""
+def query_terms(query: str, *, function_words: bool = False) -> tuple[str, ...]:
+    """Returns the terms that a query searches for, each once; short forms of stop words, as in "what's" and "didn't", have none.
+
+    Nor have the words that only ask or join in German, French, Spanish and Chinese, unless there are no others, or with
+    `function_words`.
+    """
     check_text("the query", query)
-    return tuple(term_counts(_SHORT_FORM.sub(" ", query)))
+    shortened = _SHORT_FORM.sub(" ", query)
+    other_words = shortened if function_words else _without_function_words(shortened)
+    return tuple(term_counts(other_words)) or tuple(term_counts(shortened))
+
+
+def _without_function_words(query: str) -> str:
+    """Returns a query without function words of other languages, where it has two of them or more, and fewer English ones."""
+    query = _ASKS_CJK.sub(" ", query) if _IS_CJK.search(query) else query
+    words = [word.lower() for word in _LETTERS.findall(query)]
+    certain = sum(w in _FUNCTION_WORDS for w in words)
+    both = sum(w in _ALSO_ENGLISH for w in words)
+    english = sum(w in STOP_WORDS and w not in _ALSO_ENGLISH for w in words)
+    if certain <= english or certain + both < LEAST_FUNCTION_WORDS:
+        return query
+    return _LETTERS.sub(lambda m: " " if m[0].lower() in _LEFT_OUT else m[0], query)
 
 
 def sentences(text: str) -> list[str]:

@@ -99,6 +99,8 @@ def search(
     unread_chars = sum(map(searchable_chars, readings.unread(unarchived)))
     live_index = yield from off_loop(lambda: readings.live_index(unarchived, index_terms), unread_chars)
     found = yield from ranked(key, terms, hits=readings.hits, live_index=live_index)
+    if not found.scores and len(every := query_terms(query, function_words=True)) > len(terms):
+        found = yield from ranked(key, every, hits=readings.hits, live_index=live_index)
     nothing = Matches({}, {}, found.weights, {})
     if tail and _tail_matches_better(found.scores, tail, unarchived):
         return nothing
