@@ -2782,6 +2782,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_statements.py::test_the_names_of_a_question_are_no_facts",
         ),
         (
+            "a_call_in_words_counts_as_a_sentence",
+            "if _CALL_AS_TEXT.search(statement.text):",
+            "if False:",
+            "compaction/test_statements.py::test_what_an_agent_says_is_worth_more_than_its_calls_in_words",
+        ),
+        (
             "what_a_call_reads_weighs_as_much_as_what_it_changes",
             "weight = _LOOKUP_WEIGHT if _LOOKUP.match(call.name) else _ARGUMENT_WEIGHT",
             "weight = _ARGUMENT_WEIGHT",
@@ -2861,6 +2867,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "            if DATE_GOES_ON.match(stretch, match.start()) or _NUMBER_ALONE",
             "            if _NUMBER_ALONE",
             "compaction/test_statements.py::test_the_full_stop_of_an_ordinal_number_ends_no_sentence",
+        ),
+        (
+            "the_number_of_an_item_ends_a_sentence",
+            "or _NUMBER_ALONE.fullmatch(stretch[start : match.start()])",
+            "or False",
+            "compaction/test_statements.py::test_the_number_of_an_item_behind_a_colon_ends_no_sentence",
+        ),
+        (
+            "the_note_of_an_earlier_summary_is_a_fact",
+            'words = message.text if message.kind != "summary" else',
+            "words = message.text if True else",
+            "compaction/test_statements.py::test_the_note_of_a_summary_without_facts_is_no_fact_of_the_next_one",
         ),
         (
             "a_block_of_code_is_read",

@@ -528,6 +528,20 @@ def test_the_full_stop_of_an_ordinal_number_ends_no_sentence(text: str) -> None:
     assert f"- user: {text} (#1)" in lines(chat(text))
 
 
+def test_the_number_of_an_item_behind_a_colon_ends_no_sentence() -> None:
+    text = "The agenda of Anna has two items: 1. The budget has a gap of 180 euros."
+    assert f"- user: {text} (#1)" in lines(chat(text))
+
+
+def test_what_an_agent_says_is_worth_more_than_its_calls_in_words() -> None:
+    """A log of several agents as text has more calls than a summary has lines."""
+    calls = [assistant(f'coder: call run_tests({{"path": "tests/test_part{n}.py"}})', id=f"c{n}") for n in range(60)]
+    said = assistant("coder: The Depot station hangs behind a slow radio link, so it gets 4 seconds.", id="said")
+    shown = "\n".join(lines([said, *calls], window=2_000))
+    assert "slow radio link" in shown
+    assert "run_tests" in shown
+
+
 def test_a_number_at_the_end_of_a_sentence_ends_it() -> None:
     shown = lines(chat("The locker of Anna has the number 47. The locker of Ben has the number 52."))
     assert "- user: The locker of Anna has the number 47. (#1)" in shown
@@ -625,3 +639,17 @@ def test_the_names_of_a_question_are_no_facts() -> None:
     shown = "\n".join(lines(chat("Was schenken wir dem Gärtner zum Abschied?", "Die Miete von Anna ist 1180 Euro.")))
     assert "1180" in shown
     assert "Abschied" not in shown
+
+
+def test_the_note_of_a_summary_without_facts_is_no_fact_of_the_next_one() -> None:
+    """At first nobody says anything but greetings."""
+    with AgentContext(context_window=8_000, keep_last=2, counter=RatioCounter(), auto_compact=False) as ctx:
+        ctx.add(chat(*["Hi!"] * 90))
+        ctx.compact()
+        (first,) = (m.text for m in ctx.view().messages if m.kind == "summary")
+        assert first.endswith(" earlier messages are archived.")
+        ctx.add([user(f"The locker of Anna has the number 47{n}.", id=f"n{n}") for n in range(9)])
+        ctx.compact()
+        (second,) = (m.text for m in ctx.view().messages if m.kind == "summary")
+    assert "The locker of Anna" in second
+    assert "archived" not in second

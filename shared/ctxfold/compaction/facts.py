@@ -58,6 +58,9 @@ MAX_ITEM_CHARS = 40  # of an item of a list that counts as a value
 _JUDGED = frozenset({"statement", "name"})  # kinds whose worth depends on what their sentence says
 FRAGMENT = 0.15  # factor of what stands in no whole sentence
 MAX_FRAGMENT_CHARS = 120  # of a line around a literal that stands in no whole sentence
+CALL_AS_TEXT = (
+    0.3  # factor of `run_tests({"path": "a.py"})` in the words of an agent, as logs of several agents have it
+)
 CONTENT_WORDS = 3  # that a sentence needs to count in full, each on a subject of the conversation
 SUBJECT_MESSAGES = 8  # a word that stands in so many is about such a subject
 DECIDES, DIRECTS_OTHERS = 2.0, 0.75  # factors of a decision or wish, and of what a named speaker tells others to do
@@ -71,6 +74,9 @@ _LOOKUP_WEIGHT = 1.0  # of the arguments of a call that only reads: they were in
 _LOOKUP = re.compile(
     r"(?:get|list|search|find|read|fetch|look|query|view|show|describe|check|count|calculate|think)(?:_|\b|(?=[A-Z]))"
 )
+
+
+_CALL_AS_TEXT = re.compile(r"\w\(\{.*\}\)\W*$")
 
 
 class _Wording:
@@ -458,6 +464,8 @@ def _listed(text: str, message: Message, speakers: Collection[str]) -> Iterator[
 
 
 def _factor(statement: Statement) -> float:
+    if _CALL_AS_TEXT.search(statement.text):
+        return CALL_AS_TEXT
     if not statement.whole:
         return 0.7 if ', asked "' in statement.line or _GROUPED.search(statement.text) else FRAGMENT
     factor = (0.3 if statement.named else 0.6) if statement.question else 1.0

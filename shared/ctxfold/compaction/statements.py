@@ -46,6 +46,8 @@ _NO_SPEAKERS = frozenset(
     name phone email e-mail example important reminder tip step steps rule output input result results http https file path
     """.split()  # noqa: SIM905 - a list would be ten times as long
 )
+# what a summary without facts says; nobody said it, so the next summary does not repeat it
+ARCHIVED_NOTE = re.compile(r"^(\d{1,18}) earlier messages are archived\.$", re.M)
 FENCE = "```"  # before and after a block of code in Markdown
 MAX_FAILURES = 2  # lines of one output or block of code
 _LIST_MARK = re.compile(r"^\s*(?:[-*•–]+\s+|#{1,6}\s+|>\s+|\d{1,3}[.)、]\s+|\(?[a-z]\)\s+)")
@@ -61,7 +63,9 @@ _NUMBERED = re.compile(r"^\s*\d{1,3}[.)]\s")
 _FIELD = re.compile(rf"^([^\W\d_][\w ()/{_CJK}'-]{{0,40}}?)\s*[:：]\s*(\S.*)$")
 # patterns of lower-case words without `re.I` are searched in `lowered` text
 _END = re.compile(r"(?<=[.!?…])[\"'”’)\]*]*\s+(?=\S)|(?<=[。！？；])\s*(?=\S)")
-_NUMBER_ALONE = re.compile(r"\W*\d{1,3}\.")  # of a heading or an item
+_NUMBER_ALONE = re.compile(
+    r"(?:.{0,80}:\s)?\W*\d{1,3}\."
+)  # of a heading or an item, or of the first one behind a colon
 _ABBREVIATED = re.compile(r"(?:^|[\s(])(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|e\.g|i\.e|Nr|approx|ca|cf|[A-Z])\.$")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W\d_]+)?")
 _IS_CJK = re.compile(f"[{_CJK}]")
@@ -316,7 +320,8 @@ def spoken(message: Message, speakers: frozenset[str], at: datetime | None = Non
     speaker: str = name or ("" if message.kind == "summary" else message.role)
     named, when = bool(name), at
     lines: list[str] = []
-    for raw in strip_control_chars(_without_code(without_markers(message.text), message)).splitlines():
+    words = message.text if message.kind != "summary" else ARCHIVED_NOTE.sub("", message.text)
+    for raw in strip_control_chars(_without_code(without_markers(words), message)).splitlines():
         line, own_at = raw, None
         if (stamp := _stamp(raw)) is not None:
             line, own_at = raw[stamp.end() :], _moment(stamp)

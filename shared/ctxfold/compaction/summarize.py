@@ -19,6 +19,7 @@ from ctxfold.compaction.literals import Fact
 from ctxfold.compaction.live_prefix import LivePrefix
 from ctxfold.compaction.plan import Writer
 from ctxfold.compaction.selection import summary_limit
+from ctxfold.compaction.statements import ARCHIVED_NOTE
 from ctxfold.compaction.strategy import MODEL_SHARE
 from ctxfold.compaction.transcript import INSTRUCTIONS, pieces, request, transcript, without_tags
 from ctxfold.compaction.verify import Verification, check, invented_too_much, looks_wrong
@@ -41,7 +42,6 @@ AT_ONCE = 4  # concurrent calls, which most rate limits allow
 MODEL_LEVELS = (("model", True), ("model, tool outputs left out", False))
 _R = TypeVar("_R")
 Progress: TypeAlias = "Callable[[int, int], None]"  # is called with the calls done, and those needed so far
-_NOTED = re.compile(r"^(\d{1,18}) earlier messages are archived\.$", re.M)
 _REFERENCE = re.compile(r"(?<!\s)\s*+\(#(\d{1,18})\)\s*+$")
 
 
@@ -339,7 +339,9 @@ def _extractive(task: _Task) -> Flow[Summary]:
 
 def _note(task: _Task) -> Summary:
     """Returns a line that says how many messages are archived."""
-    earlier = [int(n[1]) for e in task.entries if e.message.kind == "summary" if (n := _NOTED.search(e.message.text))]
+    earlier = [
+        int(n[1]) for e in task.entries if e.message.kind == "summary" if (n := ARCHIVED_NOTE.search(e.message.text))
+    ]
     text = f"{HEADING}\n{len(task.new_messages) + sum(earlier)} earlier messages are archived."
     return _counted(task, text, "truncate", None, 0, len(task.facts))
 
