@@ -58,9 +58,7 @@ MAX_ITEM_CHARS = 40  # of an item of a list that counts as a value
 _JUDGED = frozenset({"statement", "name"})  # kinds whose worth depends on what their sentence says
 FRAGMENT = 0.15  # factor of what stands in no whole sentence
 MAX_FRAGMENT_CHARS = 120  # of a line around a literal that stands in no whole sentence
-CALL_AS_TEXT = (
-    0.3  # factor of `run_tests({"path": "a.py"})` in the words of an agent, as logs of several agents have it
-)
+CALL_AS_TEXT = 0.3  # factor of `run_tests({"path": "a.py"})` in what an agent says, as in logs of several agents
 CONTENT_WORDS = 3  # that a sentence needs to count in full, each on a subject of the conversation
 SUBJECT_MESSAGES = 8  # a word that stands in so many is about such a subject
 DECIDES, DIRECTS_OTHERS = 2.0, 0.75  # factors of a decision or wish, and of what a named speaker tells others to do
@@ -74,8 +72,6 @@ _LOOKUP_WEIGHT = 1.0  # of the arguments of a call that only reads: they were in
 _LOOKUP = re.compile(
     r"(?:get|list|search|find|read|fetch|look|query|view|show|describe|check|count|calculate|think)(?:_|\b|(?=[A-Z]))"
 )
-
-
 _CALL_AS_TEXT = re.compile(r"\w\(\{.*\}\)\W*$")
 
 

@@ -63,9 +63,8 @@ _NUMBERED = re.compile(r"^\s*\d{1,3}[.)]\s")
 _FIELD = re.compile(rf"^([^\W\d_][\w ()/{_CJK}'-]{{0,40}}?)\s*[:：]\s*(\S.*)$")
 # patterns of lower-case words without `re.I` are searched in `lowered` text
 _END = re.compile(r"(?<=[.!?…])[\"'”’)\]*]*\s+(?=\S)|(?<=[。！？；])\s*(?=\S)")
-_NUMBER_ALONE = re.compile(
-    r"(?:.{0,80}:\s)?\W*\d{1,3}\."
-)  # of a heading or an item, or of the first one behind a colon
+# of a heading or an item, or of the first item behind a colon
+_NUMBER_ALONE = re.compile(r"(?:.{0,80}:\s)?\W*\d{1,3}\.")
 _ABBREVIATED = re.compile(r"(?:^|[\s(])(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|e\.g|i\.e|Nr|approx|ca|cf|[A-Z])\.$")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W\d_]+)?")
 _IS_CJK = re.compile(f"[{_CJK}]")
