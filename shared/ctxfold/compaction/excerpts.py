@@ -65,7 +65,7 @@ _EXCEPTION = re.compile(
     r"^\s*(?:[a-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Failure|Interrupt|Exit|Warning)\b(?:$|:| \()"
 )
 # behind the number of a listing or the sign of a diff: code that raises an error, which a traceback shows above its report
-_RAISES = re.compile(r"^\s*(?:\d{1,6}\s?[:|\t→-]?)?[\s+-]*(?:raise [\w.]+(?:\(|$)|throw new )")
+_RAISES = re.compile(r"^[ \t]*+(?:\d{1,6}[ \t]?[:|→-]?)?[ \t+-]*+(?:raise [\w.]+(?:\(|$)|throw new )")
 _FRAME = re.compile(r'^\s*File ".*", line \d+')
 _PLACE_AFTER = re.compile(
     r"^\s*(?:--> |at .*[(@ ].*:\d+|\S+\.go:\d+)|^[\w./\\-]+\.\w{1,5}:\d+: (?:[A-Z]\w*(?:Error|Exception|Failed)|$)"
