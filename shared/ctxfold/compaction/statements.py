@@ -63,8 +63,9 @@ _NUMBERED = re.compile(r"^\s*\d{1,3}[.)]\s")
 _FIELD = re.compile(rf"^([^\W\d_][\w ()/{_CJK}'-]{{0,40}}?)\s*[:：]\s*(\S.*)$")
 # patterns of lower-case words without `re.I` are searched in `lowered` text
 _END = re.compile(r"(?<=[.!?…])[\"'”’)\]*]*\s+(?=\S)|(?<=[。！？；])\s*(?=\S)")
-# of a heading or an item, or of the first item behind a colon
-_NUMBER_ALONE = re.compile(r"(?:.{0,80}:\s)?\W*\d{1,3}\.")
+# the number of a heading or an item, at the beginning or behind a colon
+_NUMBER_ALONE = re.compile(r"(?:^|:\s)\W{0,4}\d{1,3}\.$")
+NUMBER_CHARS = 12  # in which it is looked for
 _ABBREVIATED = re.compile(r"(?:^|[\s(])(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|e\.g|i\.e|Nr|approx|ca|cf|[A-Z])\.$")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W\d_]+)?")
 _IS_CJK = re.compile(f"[{_CJK}]")
@@ -627,7 +628,8 @@ def _sentences(block: str) -> Iterator[str]:
         for match in _END.finditer(stretch):
             if _ABBREVIATED.search(stretch[max(0, match.start() - 8) : match.start()]):
                 continue
-            if DATE_GOES_ON.match(stretch, match.start()) or _NUMBER_ALONE.fullmatch(stretch[start : match.start()]):
+            before = stretch[max(start, match.start() - NUMBER_CHARS) : match.start()]
+            if DATE_GOES_ON.match(stretch, match.start()) or _NUMBER_ALONE.search(before):
                 continue
             yield stretch[start : match.end()]
             start = match.end()
