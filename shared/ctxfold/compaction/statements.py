@@ -57,7 +57,7 @@ _EMPHASIS = re.compile(
     r"(?<![A-Za-z0-9_*])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![A-Za-z0-9_*])|(?<!\w)__(?=\S)([^_]*\s[^_]*)(?<=\S)__(?!\w)"
 )
 _HEADING = re.compile(r"^\s*#{1,6}\s+")
-_TABLE_RULE = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?\s*")
+_TABLE_RULE = re.compile(r"[ |:-]+")
 _EMPHASISED = re.compile(r"^\s*(?:[-*•]\s+|\d{1,3}[.)]\s+)?\*\*[^*]{2,100}\*\*\s*:?\s*$")
 _NUMBERED = re.compile(r"^\s*\d{1,3}[.)]\s")
 _FIELD = re.compile(rf"^([^\W\d_][\w ()/{_CJK}'-]{{0,40}}?)\s*[:：]\s*(\S.*)$")
@@ -584,7 +584,7 @@ def _rows_as_fields(lines: Sequence[str]) -> Iterator[str]:
         if "|" not in line:
             names = []
             yield line
-        elif _TABLE_RULE.fullmatch(following):
+        elif "-" in following and "|" in following and _TABLE_RULE.fullmatch(following):
             names = _cells(line)
         elif names and not _TABLE_RULE.fullmatch(line):
             fields = zip(names, _cells(line), strict=False)
