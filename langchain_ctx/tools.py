@@ -67,6 +67,7 @@ def with_answer_format(wire: Wire, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # of JSON schema, what Claude's API takes; a schema with anything else is refused
+_DEFINITIONS = ("$defs", "definitions")
 _SAME = frozenset({"$ref", "const", "description", "enum", "required", "title", "type"})
 _FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"},
@@ -81,9 +82,9 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     closed: dict[str, Any] = {}
     told: dict[str, Any] = {}
     # what stands beside a reference is refused, other than the definitions of the whole schema
-    for name, value in ((n, v) for n, v in schema.items() if "$ref" not in schema or n in ("$defs", "$ref")):
+    for name, value in ((n, v) for n, v in schema.items() if "$ref" not in schema or n in ("$ref", *_DEFINITIONS)):
         match name:
-            case "properties" | "$defs":
+            case "properties" | "$defs" | "definitions":
                 closed[name] = {key: _closed(one) for key, one in value.items()}
             case "anyOf" | "oneOf" | "allOf":
                 closed["allOf" if name == "allOf" else "anyOf"] = [_closed(one) for one in value]
@@ -97,7 +98,8 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
                 closed[name] = value
             case _:
                 told[name] = value
-    if closed.get("type") == "object":
+    types: object = closed.get("type")
+    if "properties" in closed or types == "object" or (isinstance(types, list) and "object" in types):
         closed["additionalProperties"] = False
     if told:
         limits = "{" + ", ".join(f"{name}: {value}" for name, value in told.items()) + "}"

@@ -213,6 +213,19 @@ def test_the_schema_is_one_that_claude_takes() -> None:
     assert own["properties"]["height"]["description"] == "in centimetres\n\n{minimum: 1}"
 
 
+def test_a_schema_of_an_earlier_draft_keeps_its_definitions_and_is_closed() -> None:
+    """As many dicts are written: with `definitions`, and with objects that say so by their properties or may be null."""
+    song = {"type": ["object", "null"], "properties": {"title": {"type": "string"}}}
+    schema = {"properties": {"best": {"$ref": "#/definitions/Song"}}, "definitions": {"Song": song}}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    with ModelServer(script=[Scripted("{}")], strict="anthropic") as server:
+        with ChatCtx(**WIRES["anthropic_messages"].settings(server)) as chat:
+            chat.bind(response_format=form).invoke("Hi")
+        own = server.requests[0].body["output_config"]["format"]["schema"]
+    closed = {**song, "additionalProperties": False}
+    assert own == {**schema, "definitions": {"Song": closed}, "additionalProperties": False}
+
+
 @WIRE
 def test_a_document_of_plain_text_is_read_on_every_wire(wire: str) -> None:
     """LangChain's block `text-plain` went to the service as it is, or as a note that it cannot be shown."""
