@@ -750,6 +750,18 @@ def test_words_that_only_ask_are_terms_in_an_english_question_or_alone(question:
     assert found_by(question, about) == [about]
 
 
+@pytest.mark.parametrize(
+    ("question", "about", "aside"),
+    [
+        ("El Al and Las Vegas, Los Angeles, El Paso", "El Al goes there.", "Angeles, a name."),
+        ("un.py del.py", "I wrote un.py today.", "I wrote other.py, main.py and more."),
+        ("run su and sudo su", "Use su, su for that.", "A run of many days in the hall, behind the ladder."),
+    ],
+)
+def test_names_and_identifiers_are_no_words_that_only_ask(question: str, about: str, aside: str) -> None:
+    assert found_by(question, about, aside)[0] == about
+
+
 def test_words_that_only_ask_are_searched_for_where_no_other_matches() -> None:
     said = ["Wo der Schlüssel lag: unter der Matte.", *(f"Quiet day {n}." for n in range(40))]
     assert next(iter(found_scores(*said, question="Wo liegt denn der Dings?"))) == 1

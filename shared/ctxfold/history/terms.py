@@ -165,7 +165,8 @@ _ALSO_ENGLISH = frozenset(
 )
 _LEFT_OUT = _FUNCTION_WORDS | _ALSO_ENGLISH
 LEAST_FUNCTION_WORDS = 2  # that tell of which language a query is
-_LETTERS = re.compile(r"[^\W\d_]+")
+# not a piece of an identifier, such as "un.py" or "el_paso"
+_LETTERS = re.compile(r"(?<![\w./])[^\W\d_]++(?!\w|[./]\w)")
 _ASKS_CJK = re.compile(
     "(?:为什么|什么时候|什么|怎么样|怎么|哪里|哪儿|哪些|哪个|哪天|哪|多少|谁|吗|呢|(?<![但可还要只于])是|(?<!目)的(?!确)|了(?!解))+"
 )
@@ -231,12 +232,15 @@ def query_terms(query: str, *, function_words: bool = False) -> tuple[str, ...]:
 
 
 def _without_function_words(query: str) -> str:
-    """Returns a query without function words of other languages, where it has two of them or more, and fewer English ones."""
+    """Returns a query without function words of other languages, where it has two of them or more, and fewer English ones.
+
+    Words that begin with a capital letter, as in "El Al" and "Los Angeles", tell of no language, other than the first one.
+    """
     query = _ASKS_CJK.sub(" ", query) if _IS_CJK.search(query) else query
-    words = [word.lower() for word in _LETTERS.findall(query)]
-    certain = sum(w in _FUNCTION_WORDS for w in words)
-    both = sum(w in _ALSO_ENGLISH for w in words)
-    english = sum(w in STOP_WORDS and w not in _ALSO_ENGLISH for w in words)
+    first, *others = _LETTERS.findall(query) or [""]
+    words = {first.lower(), *filter(str.islower, others)}
+    certain, both = len(words & _FUNCTION_WORDS), len(words & _ALSO_ENGLISH)
+    english = len((words & STOP_WORDS) - _ALSO_ENGLISH)
     if certain <= english or certain + both < LEAST_FUNCTION_WORDS:
         return query
     return _LETTERS.sub(lambda m: " " if m[0].lower() in _LEFT_OUT else m[0], query)
