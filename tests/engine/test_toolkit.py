@@ -82,6 +82,15 @@ def test_a_model_is_told_what_is_wrong_with_its_arguments(
         assert words in answer
 
 
+def test_a_whole_number_with_a_fraction_of_zero_and_null_are_arguments(use: Callable[..., str]) -> None:
+    """JSON makes no difference between 9 and 9.0, and some models write null for what they leave out."""
+    with context() as ctx:
+        ctx.add([user("The gate code is 7731.", id="g"), assistant("Noted.", id="n")])
+        assert use(ctx, "read_message", reference="g", offset=9.0).endswith(":\ncode is 7731.")
+        assert use(ctx, "read_message", reference="g", offset=None).endswith(":\nThe gate code is 7731.")
+        assert "offset is a float" in use(ctx, "read_message", reference="g", offset=9.5)
+
+
 @pytest.mark.parametrize("line", ["line {} of the output\n", "输出的第{}行，一切正常。\n", "{}a9f3-77c1b2e0-4410\n"])
 def test_long_messages_come_in_pieces_that_are_not_cut_again(use: Callable[..., str], line: str) -> None:
     """Whatever the script: a page is measured in tokens."""

@@ -136,8 +136,16 @@ def _wrong(
         given = own.bind(*args, **kwargs).arguments
     except TypeError as error:
         return f"Error: {error}. The arguments are: {takes}."
-    wrong = next((name for name, value in given.items() if not is_a(value, TYPES[properties[name]["type"]])), None)
+    wrong = next((name for name, value in given.items() if not _fits(value, properties[name])), None)
     return None if wrong is None else f"Error: {wrong} is {kind_of(given[wrong])}. The arguments are: {takes}."
+
+
+def _fits(value: object, rules: Mapping[str, Any]) -> bool:
+    """Returns True for a value of the parameter's type; 200.0 is a whole number in JSON, and null an argument left out."""
+    if value is None:
+        return "default" in rules
+    plain = int(value) if isinstance(value, float) and value.is_integer() else value
+    return is_a(plain, TYPES[rules["type"]])
 
 
 def reading_media(
@@ -148,14 +156,14 @@ def reading_media(
     `add_media` returns the text and the media of a message in the framework's own blocks.
     """
 
-    def read(reference: str, offset: int = 0) -> str | T:
+    def read(reference: str, offset: float | None = 0) -> str | T:
         text = tool.call(reference=reference, offset=offset)
         try:
             return add_media(text, context.get(reference, newest=True)) if not offset else text
         except CtxError:
             return text  # it says what is wrong with the reference
 
-    async def aread(reference: str, offset: int = 0) -> str | T:
+    async def aread(reference: str, offset: float | None = 0) -> str | T:
         text = await tool.acall(reference=reference, offset=offset)
         try:
             return add_media(text, await context.aget(reference, newest=True)) if not offset else text
@@ -176,8 +184,8 @@ class _SessionTools(FlowMethods):
         return self._context._ports  # pyright: ignore[reportPrivateUsage] - its flows run on them
 
     @sync_method
-    def read_message(self, reference: str, offset: int = 0) -> Flow[str]:
-        return _or_error(self._page(reference, offset))
+    def read_message(self, reference: str, offset: float | None = 0) -> Flow[str]:
+        return _or_error(self._page(reference, int(offset or 0)))
 
     aread_message = async_method(read_message)
 
