@@ -94,6 +94,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_toolkit.py::test_a_model_is_told_what_is_wrong_with_its_arguments",
         ),
         (
+            "null_is_no_argument",
+            'return "default" in rules',
+            "return False",
+            "engine/test_toolkit.py::test_a_whole_number_with_a_fraction_of_zero_and_null_are_arguments",
+        ),
+        (
+            "a_whole_number_has_no_point",
+            "plain = int(value) if isinstance(value, float) and value.is_integer() else value",
+            "plain = value",
+            "engine/test_toolkit.py::test_a_whole_number_with_a_fraction_of_zero_and_null_are_arguments",
+        ),
+        (
             "a_model_may_give_arguments_of_any_type",
             "return None if wrong is None else f",
             "return None if True else f",
@@ -135,6 +147,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "compaction/text_units.py",
+        (
+            "json_between_fences_is_code",
+            "if json_object(text) is not None:",
+            "if False:",
+            "compaction/test_statements.py::test_a_configuration_between_fences_is_read",
+        ),
         (
             "what_an_excerpt_says_of_itself_is_a_fact",
             """return _ANY_MARKER.sub("", text) if "[..." in text else text""",
@@ -566,6 +584,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "if certain <= english or certain + both < LEAST_FUNCTION_WORDS:",
             "if True:",
             "retrieval/test_recall.py::test_words_that_only_ask_are_no_terms_in_other_languages",
+        ),
+        (
+            "names_with_an_article_tell_of_a_language",
+            "words = {first.lower(), *filter(str.islower, others)}",
+            "words = {first.lower(), *map(str.lower, others)}",
+            "retrieval/test_recall.py::test_names_and_identifiers_are_no_words_that_only_ask",
+        ),
+        (
+            "pieces_of_identifiers_are_words_that_only_ask",
+            r"(?<![\w./])[^\W\d_]++(?!\w|[./]\w)",
+            r"[^\W\d_]++",
+            "retrieval/test_recall.py::test_names_and_identifiers_are_no_words_that_only_ask",
         ),
         (
             "english_questions_lose_words_of_other_languages",
@@ -2911,20 +2941,32 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_statements.py::test_a_row_of_a_table_says_what_its_columns_are",
         ),
         (
+            "a_bar_in_a_cell_ends_it",
+            r'_CELL_END = re.compile(r"(?<!\\)\|")',
+            r'_CELL_END = re.compile(r"\|")',
+            "compaction/test_statements.py::test_a_cell_may_hold_a_bar_and_a_row_may_have_a_cell_more",
+        ),
+        (
+            "a_heading_that_is_a_sentence_states_nothing",
+            "or (_HEADING.match(raw) is not None and not is_whole(line))",
+            "or _HEADING.match(raw) is not None",
+            "compaction/test_statements.py::test_a_heading_that_is_a_sentence_states_it",
+        ),
+        (
             "a_heading_in_markdown_is_an_item",
-            "_HEADING.match(raw) is not None or _names_record",
-            "_names_record",
+            "or (_HEADING.match(raw) is not None and not is_whole(line))",
+            "",
             "compaction/test_statements.py::test_a_heading_in_markdown_begins_a_list_of_its_own",
         ),
         (
             "a_power_is_emphasis",
-            r"(?<![A-Za-z0-9_*])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![A-Za-z0-9_*])",
-            r"\*\*([^*]+)\*\*",
+            r"(?<![A-Za-z0-9_*])(\*{2,3})(?=\S)([^*]++)(?<=\S)\1(?![A-Za-z0-9_*])",
+            r"(\*{2,3})([^*]+)\1",
             "compaction/test_statements.py::test_signs_inside_of_a_name_are_no_emphasis",
         ),
         (
             "emphasis_stays",
-            'return _EMPHASIS.sub(lambda m: m[1] or m[2], line).strip() if "**" in line or "__" in line else line.strip()',
+            'return _EMPHASIS.sub(lambda m: m[2] or m[3], line).strip() if "**" in line or "__" in line else line.strip()',
             "return line.strip()",
             "compaction/test_statements.py::test_emphasis_is_left_out",
         ),

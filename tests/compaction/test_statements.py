@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from time import process_time
 from typing import Any
 
 import pytest
@@ -572,6 +573,13 @@ def test_a_block_that_is_no_code_is_read_without_its_fences() -> None:
     assert "```" not in shown
 
 
+def test_a_configuration_between_fences_is_read() -> None:
+    """Its brackets end lines as those of code do."""
+    config = '{\n  "database": {\n    "host": "db7.internal.example.com"\n  }\n}'
+    shown = "\n".join(lines([user(f"Use this:\n```json\n{config}\n```", id="a")]))
+    assert "db7.internal.example.com" in shown
+
+
 def test_a_failure_in_a_block_of_code_is_a_fact() -> None:
     text = "It stopped:\n```\nFile \"main.py\", line 12, in load\n    return open(path)\nKeyError: 'ean_code'\n```"
     assert any("KeyError: 'ean_code'" in line for line in lines(chat(text)))
@@ -598,6 +606,17 @@ def test_a_row_of_a_table_says_what_its_columns_are() -> None:
     assert not any("|" in line or "---" in line for line in shown)
 
 
+def test_a_cell_may_hold_a_bar_and_a_row_may_have_a_cell_more() -> None:
+    rows = "| Job | Command |\n|---|---|\n| Count | `cat a.txt \\| wc -l` | since May 2019 |"
+    shown = "\n".join(lines([assistant(rows, id="a")]))
+    assert "Command: `cat a.txt | wc -l`; since May 2019" in shown
+
+
+def test_a_heading_that_is_a_sentence_states_it() -> None:
+    shown = lines(chat("## The gate of Anna has the number 4711.\n\nThe hall of Ben is closed on 3 May 2024."))
+    assert "- user: The gate of Anna has the number 4711. (#1)" in shown
+
+
 def test_a_heading_in_markdown_begins_a_list_of_its_own() -> None:
     text = "## 1. Services\n- Quick check – 20 minutes\n- Full service – 90 minutes\n\n## 2. Tell people\nPut a sign at the door."
     shown = lines([assistant(text, id="a")])
@@ -619,6 +638,15 @@ def test_signs_inside_of_a_name_are_no_emphasis(text: str) -> None:
 def test_emphasis_is_left_out() -> None:
     shown = lines(chat("The locker of **Anna** is __number 47__ in the hall."))
     assert "- user: The locker of Anna is number 47 in the hall. (#1)" in shown
+    shown = lines(chat("***The locker*** of Anna is number 47 in the hall."))
+    assert "- user: The locker of Anna is number 47 in the hall. (#1)" in shown
+
+
+def test_signs_of_emphasis_without_an_end_are_passed_in_linear_time() -> None:
+    text = "__" + "a " * 100_000
+    started_s = process_time()
+    lines(chat(text))
+    assert process_time() - started_s < 10
 
 
 def test_a_word_before_a_colon_is_no_speaker_where_stamps_have_none() -> None:

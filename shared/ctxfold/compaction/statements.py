@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, zip_longest
 
 from ctxfold.compaction.excerpts import failure_lines
 from ctxfold.compaction.text_units import is_code, is_code_block, is_numbered, without_markers
@@ -54,10 +54,11 @@ _LIST_MARK = re.compile(r"^\s*(?:[-*•–]+\s+|#{1,6}\s+|>\s+|\d{1,3}[.)、]\s+
 _BARE_MARK = re.compile(r"^\s*(?:[-*•–#>]+|\d{1,3}[.)、]?)\s*$")
 # not `2**10`, nor `__init__.py`: names in code have no space between the signs
 _EMPHASIS = re.compile(
-    r"(?<![A-Za-z0-9_*])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![A-Za-z0-9_*])|(?<!\w)__(?=\S)([^_]*\s[^_]*)(?<=\S)__(?!\w)"
+    r"(?<![A-Za-z0-9_*])(\*{2,3})(?=\S)([^*]++)(?<=\S)\1(?![A-Za-z0-9_*])|(?<!\w)__(?=\S)(?=[^_\s]++\s)([^_]++)(?<=\S)__(?!\w)"
 )
 _HEADING = re.compile(r"^\s*#{1,6}\s+")
 _TABLE_RULE = re.compile(r"[ |:-]+")
+_CELL_END = re.compile(r"(?<!\\)\|")
 _EMPHASISED = re.compile(r"^\s*(?:[-*•]\s+|\d{1,3}[.)]\s+)?\*\*[^*]{2,100}\*\*\s*:?\s*$")
 _NUMBERED = re.compile(r"^\s*\d{1,3}[.)]\s")
 _FIELD = re.compile(rf"^([^\W\d_][\w ()/{_CJK}'-]{{0,40}}?)\s*[:：]\s*(\S.*)$")
@@ -552,7 +553,9 @@ def _blocks(text: str) -> Iterator[str]:
             continue
         marked = bool(_LIST_MARK.match(raw))
         is_heading = len(line) <= 120 and (
-            line.endswith((":", "：")) or _HEADING.match(raw) is not None or _names_record(raw, line)
+            line.endswith((":", "："))
+            or (_HEADING.match(raw) is not None and not is_whole(line))
+            or _names_record(raw, line)
         )
         is_item = not is_heading and len(line) <= 100 and (marked or (_is_field(line) and not is_whole(line)))
         full = bool(group) and len(heading) + sum(map(len, group)) + len(line) > LIST_CHARS
@@ -573,7 +576,7 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def _unemphasised(line: str) -> str:
-    return _EMPHASIS.sub(lambda m: m[1] or m[2], line).strip() if "**" in line or "__" in line else line.strip()
+    return _EMPHASIS.sub(lambda m: m[2] or m[3], line).strip() if "**" in line or "__" in line else line.strip()
 
 
 def _rows_as_fields(lines: Sequence[str]) -> Iterator[str]:
@@ -587,14 +590,17 @@ def _rows_as_fields(lines: Sequence[str]) -> Iterator[str]:
         elif "-" in following and "|" in following and _TABLE_RULE.fullmatch(following):
             names = _cells(line)
         elif names and not _TABLE_RULE.fullmatch(line):
-            fields = zip(names, _cells(line), strict=False)
+            fields = zip_longest(names, _cells(line), fillvalue="")
             yield "; ".join(f"{name}: {cell}" if name else cell for name, cell in fields if _WORD.search(cell))
         elif not names:
             yield line
 
 
 def _cells(row: str) -> list[str]:
-    return [_unemphasised(cell) for cell in row.strip().removeprefix("|").removesuffix("|").split("|")]
+    return [
+        _unemphasised(cell.replace("\\|", "|"))
+        for cell in _CELL_END.split(row.strip().removeprefix("|").removesuffix("|"))
+    ]
 
 
 def _listed(heading: str, items: Sequence[str]) -> str:

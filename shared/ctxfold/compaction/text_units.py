@@ -9,6 +9,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ctxfold.validation import json_object
+
 PIECE_CHARS = 200  # of a line without a break
 LONG_LINE_CHARS = 400  # a longer one is cut into pieces
 RECORD_CHARS = 400  # a longer JSON value is taken apart
@@ -301,7 +303,12 @@ def is_numbered(text: str) -> bool:
 
 
 def is_code_block(text: str) -> bool:
-    """Tells whether what stands between two fences is program code or a patch of it, also a short one."""
+    """Tells whether what stands between two fences is program code or a patch of it, also a short one.
+
+    JSON is none: it is a configuration or an example of data, whose values may be all that a message tells.
+    """
+    if json_object(text) is not None:
+        return False
     lines = [line for raw in text[:CODE_CHARS].splitlines() if (line := raw.lstrip("+- \t").rstrip())]
     return sum(map(is_code_line, lines)) >= CODE_SHARE * len(lines)
 
