@@ -105,11 +105,19 @@ def llamaindex_prepared(texts: Sequence[str], budget: int) -> Generator[Ask]:
 
 @contextmanager
 def llamaindex_window(texts: Sequence[str], budget: int) -> Generator[Ask]:
-    with _memory(texts, budget) as memory:
+    """As an agent reads it: the question is put first, each into a fork. Without that, room for documents is left free."""
+    names, store = map("q{}".format, count()), MemoryStore()
+    with AgentContext(session_id="s", store=store, **settings(budget)) as context:
+        archived(context, texts)
 
         def ask(question: str) -> str:
-            window = memory.get(ChatMessage(question, role=MessageRole.USER))
-            return "\n".join(m.content or "" for m in window)
+            name = next(names)
+            context.fork(name)
+            with CtxMemory.from_defaults(name, store=store, **{**settings(budget), "auto_compact": True}) as memory:
+                memory.put(ChatMessage(question, role=MessageRole.USER))
+                window = memory.get()
+            assert window[-1].content == question
+            return "\n".join(m.content or "" for m in window[:-1])
 
         yield ask
 
