@@ -148,6 +148,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/text_units.py",
         (
+            "what_an_excerpt_says_of_itself_is_no_code",
+            "without_markers(text[:CODE_CHARS]).splitlines()",
+            "text[:CODE_CHARS].splitlines()",
+            "compaction/test_statements.py::test_the_excerpt_of_a_listing_is_code",
+        ),
+        (
             "json_between_fences_is_code",
             "if json_object(text) is not None:",
             "if False:",

@@ -61,6 +61,23 @@ def test_code_states_no_facts() -> None:
     assert "read_file: " not in shown.replace("assistant called read_file: path src/load.py", "")
 
 
+def test_the_excerpt_of_a_listing_is_code() -> None:
+    """What it says of itself is no line of the listing."""
+    left_out = "[... 10904 of 11131 characters left out; the whole output is archived as #65; line 136]"
+    listing = (
+        "174\tSHORT_LIMIT = b'c'  # push short string; UTF-8 length < 256 bytes",
+        left_out,
+        "309\t            raise LookupError(",
+        "[... line 241]",
+        "414\t        more recent the version of the box needed to read it",
+        "415\t        produced.",
+        "[... line 261]",
+        "434",
+    )
+    excerpt = "\n".join(listing)
+    assert not any(line.startswith("- read_file: ") for line in lines(tool_run("read_file", excerpt, path="box.py")))
+
+
 @pytest.mark.parametrize("ending", ["(12 ms)", "(see above);", "(2021)"])
 def test_words_in_parentheses_at_the_end_of_a_line_are_no_code(ending: str) -> None:
     report = "\n".join(f"The box of Anna in hall {n} has the number 47{n} {ending}" for n in range(11, 17))

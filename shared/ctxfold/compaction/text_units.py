@@ -32,7 +32,7 @@ _CODE = re.compile(
     r"|^(?:\d{1,6}\s?[:|\t→-]?\s*)?(?:(?:async |export |public |private |protected |static |final )*"
     r"(?:def|class|func|fn|function|const|let|var|struct|enum|impl|interface|namespace|package) \w"
     r"|from [\w.]+ import |import [\w.{*]+(?: |$)|#include|@\w+(?:[.(]|$)|return\b(?! to )|raise \w+(?:[.(]|$)"
-    r"""|[A-Z_]{3,} = |["'][\w.-]+["'],|(?:else|try|finally):|except\b.*:$|self\.\w+|(?:if|elif|for|while|with) .*:$)"""
+    r"""|[A-Z_][A-Z\d_]{2,} += |["'][\w.-]+["'],|(?:else|try|finally):|except\b.*:$|self\.\w+|(?:if|elif|for|while|with) .*:$)"""
 )
 _NUMBERED = re.compile(r"\d{1,6}[:|\t →]")
 _MARKER = re.compile(r"^\[\.\.\.(?: line (\d+))?\]$", re.M)
@@ -291,14 +291,19 @@ def is_code(text: str) -> bool:
 
     Comments and docstrings take much of a file. Only the beginning is looked at.
     """
-    lines = [line for raw in text[:CODE_CHARS].splitlines() if (line := raw.strip())]
+    lines = _beginning(text)
     share = LISTED_CODE_SHARE if is_numbered(text) else CODE_SHARE
     return len(lines) >= LEAST_CODE_LINES and sum(map(is_code_line, lines)) >= share * len(lines)
 
 
+def _beginning(text: str) -> list[str]:
+    """Returns the lines at the beginning of a text, stripped, without empty ones and those that say what an excerpt leaves out."""
+    return [line for raw in without_markers(text[:CODE_CHARS]).splitlines() if (line := raw.strip())]
+
+
 def is_numbered(text: str) -> bool:
     """Tells whether most lines of a text begin with their number, as those of a listing do."""
-    lines = [line for raw in text[:CODE_CHARS].splitlines() if (line := raw.strip())]
+    lines = _beginning(text)
     return sum(1 for line in lines if _NUMBERED.match(line)) > len(lines) / 2
 
 
