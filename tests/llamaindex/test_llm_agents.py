@@ -115,21 +115,25 @@ async def test_a_call_left_without_a_result_is_answered_before_it_is_sent_on(
 async def test_a_result_comes_while_the_note_in_its_place_is_asked() -> None:
     """A run that goes on after a cancellation asks at once, with a note for its call, and again when the tool has returned."""
     held = threading.Event()
-    look = Scripted(tool_calls=(ScriptedCall("look", '{"place": "hill"}'),))
-    async with served(look, Scripted("Nothing yet.", held=held), look, strict="openai") as (plain, server):
+    look = Scripted("Let me see.", tool_calls=(ScriptedCall("look", '{"place": "hill"}'),))
+    script = [look, Scripted("Nothing yet.", held=held), Scripted("It is green."), Scripted("Bye.")]
+    async with served(*script, strict="openai") as (plain, server):
         llm = with_context(plain, session_id="s")
-        question = ChatMessage(role="user", content="Look at the hill.")
-        call = (await llm.achat_with_tools([LOOK], chat_history=[question])).message
-        call_id = call.additional_kwargs["tool_calls"][0]["id"]
-        result = ChatMessage(role="tool", content="It is green.", additional_kwargs={"tool_call_id": call_id})
-        early = asyncio.create_task(llm.achat_with_tools([LOOK], chat_history=[question, call]))
+        asked = [ChatMessage(role="user", content="Look at the hill.")]
+        asked.append((await llm.achat_with_tools([LOOK], chat_history=asked)).message)
+        early = asyncio.create_task(llm.achat_with_tools([LOOK], chat_history=asked))
         while len(server.requests) < 2:
             await asyncio.sleep(0.01)
-        late = await llm.achat_with_tools([LOOK], chat_history=[question, call, result])
+        result = _result_of(asked[-1], "Green.")
+        late = await llm.achat_with_tools([LOOK], chat_history=[*asked, result])
         held.set()
         assert (await early).message.content == "Nothing yet."
-    assert late.message.additional_kwargs["tool_calls"]
-    assert [[m["role"] for m in r.body["messages"]] for r in server.requests[1:]] == [["user", "assistant", "tool"]] * 2
+        await llm.achat([*asked, result, late.message, ChatMessage(role="user", content="Thanks.")])
+    noted, answered, later = ([m["content"] for m in r.body["messages"]] for r in server.requests[1:])
+    assert noted[:2] == ["Look at the hill.", "Let me see."]
+    assert noted[2].startswith("(no result")
+    assert answered == ["Look at the hill.", "Let me see.", "Green."]
+    assert later == [*answered, "It is green.", "Nothing yet.", "Thanks."]
 
 
 @pytest.mark.parametrize("first_calls", [True, False])

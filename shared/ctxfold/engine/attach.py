@@ -372,8 +372,7 @@ def rewound(
     with open_session.lock:
         turn = open_session.state.open.get(reconciled.turn_id or "")
         entries = [] if turn is None else [*turn.entries]
-        in_flight = reconciled.turn_id in open_session.in_flight
-    return rewound_turn(entries, messages, reconciled.messages, in_flight=in_flight)
+    return rewound_turn(entries, messages, reconciled.messages)
 
 
 def check_answered(open_session: OpenSession, turn_id: str) -> None:

@@ -323,13 +323,13 @@ def _asked_again(live: Sequence[Entry], message: Message, session: str, *, from_
 
 
 def rewound_turn(
-    entries: Sequence[Entry], messages: Sequence[Message], new_messages: Sequence[Message], *, in_flight: bool
+    entries: Sequence[Entry], messages: Sequence[Message], new_messages: Sequence[Message]
 ) -> tuple[Message, ...] | None:
     """Returns the messages of the open turn as the list has them, with the new ones, if the turn cannot continue as it is.
 
     Returns None where it can. It cannot where a failed run has left a newest round that the list lacks, where the list ends with
-    calls that nobody will answer any more, where it has results in place of the notes that a failed request got, and where a
-    question came in before a round of a cancelled run. A turn that is `in_flight` keeps its notes.
+    calls that nobody will answer any more, where it has results in place of the notes that another request got, and where a
+    question came in before a round of a cancelled run.
     """
     in_common = messages[: len(messages) - len(new_messages)]
     newest = in_common[-1]
@@ -341,7 +341,7 @@ def rewound_turn(
     elif not new_messages and newest.tool_calls:
         last -= 1
     later = [e.message.role for e in entries[last + 1 :]]
-    has_other_results = not in_flight and "tool" in later and any(m.role == "tool" for m in new_messages[:1])
+    has_other_results = "tool" in later and any(m.role == "tool" for m in new_messages[:1])
     if last < 0 or not ("assistant" in later or has_other_results):
         return None
     in_full = {m.id: m for m in messages}  # an entry may hold an excerpt
