@@ -412,12 +412,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_llm_agents.py::test_two_requests_with_the_same_messages_at_once",
         ),
         (
-            "a_turn_in_which_others_wait_goes_on_with_the_first_reply",
-            "is_shared = others > 0 or turn.entries",
-            "is_shared = turn.entries",
-            "llamaindex/test_llm_agents.py::test_two_requests_that_ask_one_new_question_at_once",
-        ),
-        (
             "the_process_that_opened_a_turn_loses_its_reply_to_a_faster_one",
             "            is_shared = state.entry(own_entries[-1].id) is not None\n",
             "            is_shared = turn_id != attempt.new_turn and state.entry(own_entries[-1].id) is not None\n",

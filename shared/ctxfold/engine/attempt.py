@@ -85,10 +85,10 @@ def take_over(open_session: OpenSession, turn_ids: Collection[str], taker: str) 
 
 
 def _shared_turn(attempt: TurnAttempt) -> str | None:
-    """Returns the turn in which other requests wait, or were faster: the reply is a turn of its own then, behind that one.
+    """Returns the turn that other requests have continued or taken over: the reply is a turn of its own then, behind that one.
 
     They repeat the question, as an agent does that continues after a cancellation, or have added a question, or have rewound
-    past some of the messages. Returns None where no other request uses the turn.
+    past some of the messages. Returns None where the turn still ends as the request did.
     """
     open_session, turn_id = attempt.open_session, attempt.turn_id
     own_entries = attempt.sent.view.turn if attempt.sent is not None else ()
@@ -102,8 +102,7 @@ def _shared_turn(attempt: TurnAttempt) -> str | None:
         if turn is None:
             is_shared = state.entry(own_entries[-1].id) is not None
         else:
-            others = open_session.in_flight[turn_id] - (turn_id in attempt.entered)
-            is_shared = others > 0 or turn.entries[-1].id != own_entries[-1].id
+            is_shared = turn.entries[-1].id != own_entries[-1].id
     return turn_id if is_shared else None
 
 
