@@ -1066,7 +1066,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "some_results_of_a_round_are_enough",
             "    if len(starts) > 1 and Counter(waiting) -",
             "    if False and Counter(waiting) -",
-            "langchain/test_beside_other_middleware.py::test_a_question_in_place_of_a_decision",
+            "engine/test_bad_input.py::test_results_of_a_round_that_the_list_went_on_from_are_left_out",
         ),
         (
             "two_calls_of_one_id_have_one_result",
@@ -1201,7 +1201,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "what_followed_a_regenerated_question_stays",
             "return _asked_again(live, message, session, from_window=from_window)",
             "return Reconciled(())",
-            "engine/test_exchange.py::test_a_full_list_is_recognised_by_ids",
+            "llamaindex/test_memory_beside_llm.py::test_a_caller_goes_back_behind_later_questions",
         ),
         (
             "a_stored_answer_is_sent_behind_the_results_that_are_asked_about_again",
@@ -1213,7 +1213,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "questions_that_came_meanwhile_leave_with_an_answer",
             "lambda e: not (from_window and is_question(e.message))",
             "lambda e: True",
-            "llamaindex/test_memory_beside_llm.py::test_agents_at_once_keep_all_questions",
+            "llamaindex/test_memory_beside_llm.py::test_a_question_that_others_overtook_is_asked_behind_theirs",
         ),
         (
             "calls_that_nobody_answers_stay_in_the_turn",
@@ -1330,7 +1330,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "every_later_message_counts_as_of_another_attempt",
             "attempt.stored_ids = frozenset(m.id for m in placed.messages)",
             "attempt.stored_ids = frozenset()",
-            "engine/test_outages.py::test_what_could_not_be_taken_back_at_once_is_taken_back_later",
+            "engine/test_exchange.py::test_a_cancellation_at_any_moment_leaves_all_or_nothing",
         ),
         (
             "a_stored_reply_is_asked_for_again",
@@ -2023,7 +2023,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "sqlite_transactions_begin_as_readers",
             'begin = "BEGIN IMMEDIATE"',
             'begin = "BEGIN"',
-            "stores/test_store_processes.py",
+            "engine/test_tracing.py::test_a_write_to_sqlite_waits_for_another_one_and_is_not_tried_again",
         ),
         (
             "a_failed_transaction_stays_open",

@@ -154,6 +154,22 @@ def test_orphans_are_left_out_where_they_may_be(make: Make) -> None:
     refused(ctx, OrphanToolResultError, "'zz'", lambda: ctx.add(told[:1], skip_orphans=True))
 
 
+@pytest.mark.parametrize("answer", [[], [assistant("Very well.", id="a2")]])
+def test_results_of_a_round_that_the_list_went_on_from_are_left_out(make: Make, answer: list[Message]) -> None:
+    """Without the other result no service takes the round; a list that has both later brings it back."""
+    ctx = make()
+    events: list[object] = []
+    ctx.subscribe(events.append)
+    ctx.add([user("both", id="u1"), assistant("", id="a1", calls=[call("a"), call("b")])])
+    first, second = tool_result("a", "found", id="t1"), tool_result("b", "found too", id="t2")
+    later = [user("never mind", id="u2"), *answer]
+    ctx.add([first, *later], skip_orphans=True)
+    assert [e.ids for e in events if isinstance(e, MessagesLeftOut)] == [("t1",)]
+    assert [m.id for m in ctx.messages()] == ["u1", *(m.id for m in later)]
+    ctx.add([first, second, assistant("both found", id="a3")], skip_orphans=True)
+    assert [m.id for m in ctx.messages()][-4:] == ["a1", "t1", "t2", "a3"]
+
+
 def test_lone_surrogates(ctx: Driven) -> None:
     refused(ctx, InvalidTextError, "U\\+D800.*character 1", lambda: ctx.send("a\ud800"))
     refused(ctx, InvalidTextError, "lone surrogate", lambda: ctx.add(user("\udc00", id="s")))

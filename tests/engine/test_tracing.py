@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +243,24 @@ def test_store_calls_that_are_tried_again_are_counted(postgres_url: str, counted
             other.execute(own)
         ctx.add([assistant("Noted.", id="a1")])
         assert counted()["ctxfold.store.retries", "postgresql"] >= 1
+
+
+def test_a_write_to_sqlite_waits_for_another_one_and_is_not_tried_again(tmp_path: Path, counted: Any) -> None:
+    """A transaction that began as a reader would fail as soon as the other one has written."""
+    path = tmp_path / "chat.db"
+    with AgentContext(store=f"sqlite:///{path}", session_id="s", context_window=2_000) as ctx:
+        ctx.add([user("One.", id="u1")])
+        before = counted().get(("ctxfold.store.retries", "sqlite"), 0)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("UPDATE ctxfold_sessions SET head = head")
+            thread = threading.Thread(target=ctx.add, args=([user("Two.", id="u2")],))
+            thread.start()
+            time.sleep(0.3)  # it waits for the lock by now
+            other.execute("COMMIT")
+            thread.join()
+        assert [m.id for m in ctx.messages()] == ["u1", "u2"]
+        assert counted().get(("ctxfold.store.retries", "sqlite"), 0) == before
 
 
 def test_leases_are_counted_as_taken_or_held_by_another(tmp_path: Path, counted: Any) -> None:
