@@ -22,6 +22,7 @@ from ctxfold.protocols import (
     capabilities_of,
 )
 from langchain_ctx.models import model_name, model_window
+from langchain_ctx.reasoning import capabilities
 from langchain_ctx.summarizer import as_summarizer
 
 T = TypeVar("T")
@@ -47,9 +48,11 @@ class Caller:
     own: BaseChatModel | None = None
     under_way: int = 0
     name: str = field(init=False)
+    capabilities: BackendCapabilities = field(init=False)
 
     def __post_init__(self) -> None:
         self.name = model_name(self.model)
+        self.capabilities = capabilities(self.model)
 
 
 _CALLER: ContextVar[Caller] = ContextVar("ctxfold_caller")
@@ -83,7 +86,11 @@ def called_model() -> BaseChatModel | None:
 class CallersModel(BorrowedModel):
     """The backend of a session whose model is that of the current call."""
 
-    capabilities = BackendCapabilities()
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """Returns those of the service behind the model that is being called; the defaults outside of a call."""
+        caller = _CALLER.get(None)
+        return BackendCapabilities() if caller is None else caller.capabilities
 
     @property
     def context_window(self) -> int | None:
@@ -121,7 +128,7 @@ class CallersSummarizer(CallersModel):
         self._last: BaseChatModel | None = None
 
     @property
-    def capabilities(self) -> BackendCapabilities:  # type: ignore[override]
+    def capabilities(self) -> BackendCapabilities:
         """Returns the capabilities of the given summariser, which `continues` the live prefix where it is the call's own model."""
         return replace(capabilities_of(self._own), continues=self._continues)
 

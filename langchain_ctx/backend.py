@@ -13,10 +13,10 @@ from ctxfold.adapters.model_calls import BorrowedModel
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream, ContextBackend, Reply, Request
 from langchain_ctx.errors import as_backend_error
-from langchain_ctx.inner_model import ForeignChunks, asked, offered, read_stream
+from langchain_ctx.inner_model import ForeignChunks, offered, read_stream, window_for
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import may_think, model_name, model_window
-from langchain_ctx.reasoning import check_model
+from langchain_ctx.reasoning import capabilities, check_model
 
 # nothing of a call reaches the callbacks or the stream of a run around it; summaries are such calls too
 _ALONE: RunnableConfig = {"callbacks": [], "tags": ["nostream"], "run_name": "ctxfold", "configurable": {}}
@@ -53,7 +53,7 @@ class LangChainBackend(BorrowedModel):
 
     @property
     def capabilities(self) -> BackendCapabilities:
-        return BackendCapabilities(sparing=self._sparing)
+        return replace(capabilities(self._model), sparing=self._sparing)
 
     def _sparing(self, request: Request) -> Request:
         """Returns the request without `max_tokens` where the model thinks, because its thinking counts as output."""
@@ -86,7 +86,7 @@ class LangChainBackend(BorrowedModel):
     ) -> tuple[Runnable[LanguageModelInput, AIMessage], list[BaseMessage], dict[str, Any]]:
         return (
             offered(self._model, request),
-            asked(request.messages, request.model or self.model),
+            window_for(self._model, request),
             self._options(request),
         )
 

@@ -20,6 +20,8 @@ Layout: TypeAlias = "list[Any]"
 RESULT_SEPARATOR = "\n"  # between the texts of a tool's output, which the engine holds as one
 _TEXTS = frozenset({"text", "text-plain"})  # the second one is a document, which is read like what a user writes
 _REASONING_KEYS = {"reasoning": "reasoning", "thinking": "thinking"}
+_THOUGHTS = frozenset({"function_call_signature", "reasoning", "reasoning_content", "redacted_thinking", "thinking"})
+_REFERENCES = frozenset({"id", "item_id", "signature", "thought_signature"})
 _MEDIA = {
     "image": "image",
     "image_url": "image",
@@ -150,6 +152,26 @@ def _unsourced(wire: Mapping[str, Any], rest: Block) -> Block | None:
 def _inline(url: str) -> tuple[str, str]:
     mime, _, data = url.removeprefix("data:").partition(";base64,")
     return mime, data
+
+
+def without_thought_blocks(layout: Layout) -> Layout:
+    """Returns the layout without blocks of reasoning, sealed ones among them, and without what refers to these.
+
+    Texts and calls lose Gemini's signatures, and the ids under which OpenAI demands the reasoning before an item.
+    """
+    kept = [p for p in layout if p[0] != "r" and not (p[0] == "x" and p[1].get("type") in _THOUGHTS)]
+    return [[*p[:-1], _unbound(p[-1])] if _refers(p) else p for p in kept]
+
+
+def _refers(place: Sequence[Any]) -> bool:
+    return place[0] in ("t", "c") or (place[0] == "x" and place[1].get("type") == "function_call")
+
+
+def _unbound(fields: Block) -> Block:
+    unbound = {name: value for name, value in fields.items() if name not in _REFERENCES}
+    if isinstance(extras := fields.get("extras"), dict):
+        unbound["extras"] = {n: v for n, v in cast("Block", extras).items() if n not in _REFERENCES}
+    return unbound
 
 
 def content_of(message: Message, layout: Layout | None) -> Content:

@@ -17,6 +17,7 @@ from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.effects import Flow, flow_of
 from ctxfold.engine.calibrate import calibrate_from_reply
 from ctxfold.engine.engine import Engine
+from ctxfold.engine.fit import Window
 from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
@@ -27,7 +28,8 @@ from ctxfold.tokens.text import CtxWarning, TextCounter
 from ctxfold.validation import kind_of
 from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import new_messages, with_refusals
-from langchain_ctx.messages import check_messages, from_langchain, named, to_langchain
+from langchain_ctx.messages import check_messages, from_langchain, named, to_langchain, without_thoughts
+from langchain_ctx.reasoning import binds_thoughts
 from langchain_ctx.session_routing import session_key
 from langchain_ctx.sessions import ClosesSessions, ContextSettings, PoolOf, Sessions
 
@@ -188,7 +190,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         self._failures.tell(self._key)
         if self._snapshot is None:
             with translated():
-                self._snapshot = self.context.window(overhead_tokens=self._overhead_tokens).messages
+                self._snapshot = _shown(self.context.window(overhead_tokens=self._overhead_tokens))
         return [to_langchain(m) for m in self._snapshot]
 
     async def aget_messages(self) -> list[BaseMessage]:
@@ -196,7 +198,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         if self._snapshot is None:
             context = await self.acontext()
             with translated():
-                self._snapshot = (await context.awindow(overhead_tokens=self._overhead_tokens)).messages
+                self._snapshot = _shown(await context.awindow(overhead_tokens=self._overhead_tokens))
         return [to_langchain(m) for m in self._snapshot]
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
@@ -399,6 +401,13 @@ def _missing(own: Sequence[Message], theirs: Sequence[BaseMessage]) -> list[Base
         else:
             missing.append(message)
     return missing
+
+
+def _shown(window: Window) -> tuple[Message, ...]:
+    """Returns the window's messages; after a change of its beginning without thoughts that their service binds to that."""
+    if not window.view.epoch:
+        return window.messages
+    return tuple(without_thoughts(m) if binds_thoughts(m.model) else m for m in window.messages)
 
 
 def _content(message: BaseMessage) -> str:

@@ -25,19 +25,30 @@ from ctxfold.messages import Message, Part, ReasoningPart, TextPart, Usage, with
 from ctxfold.protocols import Chunk, Request, ToolCallDelta
 from ctxfold.validation import as_list
 from langchain_ctx.errors import as_backend_error
-from langchain_ctx.messages import from_langchain, to_langchain
-from langchain_ctx.models import is_same_model
+from langchain_ctx.messages import from_langchain, to_langchain, without_thoughts
+from langchain_ctx.models import is_same_model, model_name
+from langchain_ctx.reasoning import thoughtless_before
 
 Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
 
 
-def asked(messages: Iterable[Message], model: str | None = None) -> list[BaseMessage]:
+def asked(messages: Iterable[Message], model: str | None = None, *, thoughtless: int = 0) -> list[BaseMessage]:
     """Returns the messages for a model: one for each tool result, and signed reasoning in its original blocks.
 
-    What another model has signed stays out where `model` names the one that is asked: no service can verify it.
+    What another model has signed stays out where `model` names the one that is asked: no service can verify it. The first
+    `thoughtless` messages are without reasoning; one that holds nothing else is left out.
     """
-    return [_sent(piece, model) for message in _with_ids_for(model, messages) for piece in _pieces(message)]
+    return [
+        own
+        for index, message in enumerate(_with_ids_for(model, messages))
+        for own in converted(message, model, thinks=index >= thoughtless)
+    ]
+
+
+def window_for(model: Any, request: Request) -> list[BaseMessage]:
+    """Returns the request's messages for the model that is asked, without reasoning that its service would refuse."""
+    return asked(request.messages, request.model or model_name(model), thoughtless=thoughtless_before(model, request))
 
 
 def _with_ids_for(model: str | None, messages: Iterable[Message]) -> Sequence[Message]:
@@ -49,16 +60,26 @@ def _is_claude(model: str | None) -> bool:
     return model is not None and "claude" in model.lower()
 
 
-def _pieces(message: Message) -> list[Message]:
+def converted(message: Message, model: str | None, *, thinks: bool) -> list[BaseMessage]:
+    """Returns what a message is to the model, see `asked`; `thinks` is False where its reasoning stays out."""
     results = message.tool_results
-    return [replace(message, parts=(r,)) for r in results] if len(results) > 1 else [message]
+    if len(results) > 1:
+        return [_sent(replace(message, parts=(r,)), model) for r in results]
+    if thinks or message.role != "assistant":
+        return [_sent(message, model)]
+    sent = _sent(without_thoughts(message), model)
+    return [sent] if sent.content or message.tool_calls else []
 
 
 class Window(NamedTuple):
-    """Holds the messages of a session's last window, and for each one what copies the messages that it became."""
+    """Holds the messages of a session's last window, and for each one what copies the messages that it became.
+
+    The first `thoughtless` of them were converted without reasoning.
+    """
 
     messages: list[Message]
     copiers: list[list[_Copier]]
+    thoughtless: int = 0
 
 
 class WindowCache:
@@ -70,16 +91,24 @@ class WindowCache:
     def __init__(self, max_sessions: int) -> None:
         self._windows: LruCache[tuple[SessionKey, str], Window] = LruCache(max_sessions)
 
-    def asked(self, key: SessionKey, messages: Iterable[Message], model: str) -> list[BaseMessage]:
+    def asked(
+        self, key: SessionKey, messages: Iterable[Message], model: str, *, thoughtless: int = 0
+    ) -> list[BaseMessage]:
         """Returns the messages as LangChain's, for this model, in a new list."""
         last, shown = self._windows.get((key, model)) or Window([], []), [*_with_ids_for(model, messages)]
         same = [*map(is_, last.messages, shown), False].index(False)
+        if thoughtless != last.thoughtless:
+            same = min(same, thoughtless, last.thoughtless)
         # by identity: the old messages are kept with what they became, so that no id comes twice
-        known = {id(m): own for m, own in zip(last.messages[same:], last.copiers[same:], strict=True)}
+        known = {
+            (id(last.messages[i]), i >= last.thoughtless): last.copiers[i] for i in range(same, len(last.messages))
+        }
         copiers = last.copiers[:same]
-        for message in shown[same:]:
-            copiers.append(known.get(id(message)) or [_Copier(_sent(piece, model)) for piece in _pieces(message)])
-        self._windows.put((key, model), Window(shown, copiers))
+        for index, message in enumerate(shown[same:], same):
+            thinks = index >= thoughtless
+            own = known.get((id(message), thinks))
+            copiers.append(own or [_Copier(m) for m in converted(message, model, thinks=thinks)])
+        self._windows.put((key, model), Window(shown, copiers, thoughtless))
         return [copier.copy() for own in copiers for copier in own]
 
     def clear(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast, get_args
 
 from langchain_core.messages import (
@@ -34,10 +35,11 @@ from ctxfold.messages import (
 )
 from ctxfold.protocols import UuidIds
 from ctxfold.validation import as_list, is_a, json_object, json_problem, kind_of
-from langchain_ctx.content import RESULT_SEPARATOR, as_json, content_of, parts_of
+from langchain_ctx.content import RESULT_SEPARATOR, as_json, content_of, parts_of, without_thought_blocks
 
 _TEXT = "reasoning_content"
 _DETAILS = "reasoning_details"
+_GEMINI_SIGNATURES = "__gemini_function_call_thought_signatures__"  # by the id of a call
 # under "ctxfold" in `additional_kwargs`
 _ORDER = "parts"
 _SIGNATURE = "signature"
@@ -374,6 +376,19 @@ def _result(message: ToolMessage, parts: Sequence[Part], extras: dict[str, Any])
         extras["artifact"] = message.artifact
     result = ToolResultPart(message.tool_call_id, text, message.name, message.status == "error")
     return [result, *(p for p in parts if not isinstance(p, TextPart))]
+
+
+def without_thoughts(message: Message) -> Message:
+    """Returns the message without its reasoning, and without what only its model could verify of it."""
+    bare = message.without_reasoning()
+    extras = dict(_mapping(bare.opaque(NAMESPACE)))
+    if not extras:
+        return bare
+    if "content" in extras:
+        extras["content"] = without_thought_blocks(as_list(extras["content"]))
+    extras["kwargs"] = {k: v for k, v in _mapping(extras.get("kwargs")).items() if k != _GEMINI_SIGNATURES}
+    others = [p for p in bare.parts if not (isinstance(p, Opaque) and p.namespace == NAMESPACE)]
+    return replace(bare, parts=(*others, Opaque(NAMESPACE, as_json(extras, f"message {message.id!r}"))))
 
 
 def to_langchain(message: Message) -> BaseMessage:

@@ -67,7 +67,7 @@ from langchain_ctx.message_lists import (
 )
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable, model_name
-from langchain_ctx.reasoning import returning
+from langchain_ctx.reasoning import returning, thoughtless_before
 from langchain_ctx.reporting import Report, annotated, reporting
 from langchain_ctx.session_routing import MADE_FROM, Address, first_id, placed, session_key
 from langchain_ctx.sessions import ContextSettings, HoldsSessions, Sessions, Visit
@@ -313,7 +313,10 @@ class AgentTurn:
 
     def request_with(self, window: Request) -> ModelRequest[Any]:
         """Returns the agent's request with the window in place of its messages; its own system message stays as it is."""
-        messages = self._caches.windows.asked(self._key, window.messages, model_name(self.model))
+        thoughtless = thoughtless_before(self.model, window)
+        messages = self._caches.windows.asked(
+            self._key, window.messages, model_name(self.model), thoughtless=thoughtless
+        )
         if self._prompt is not None:
             own = next((i for i, m in enumerate(messages) if m.type == "system" and m.text == self._prompt), None)
             messages = messages if own is None else [*messages[:own], *messages[own + 1 :]]

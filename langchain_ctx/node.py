@@ -20,15 +20,17 @@ from ctxfold.engine.turn import TurnInput, request_for
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.diff import Cursor, cursor_of_view, first_in_view, newest_known
 from ctxfold.history.records import SessionKey
+from ctxfold.messages import is_question
 from ctxfold.protocols import Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, check_text, is_a, kind_of
 from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.errors import translated
-from langchain_ctx.inner_model import asked
+from langchain_ctx.inner_model import converted
 from langchain_ctx.message_lists import LangChainList, converted_from, leading_count, prompt_text
 from langchain_ctx.messages import named
+from langchain_ctx.reasoning import binds_thoughts
 from langchain_ctx.session_routing import MADE_FROM, Address, first_id, key_or_own, placed, session_key
 from langchain_ctx.sessions import ContextSettings, HoldsSessions, Sessions
 from langchain_ctx.tools import counted
@@ -224,8 +226,22 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
         )
 
     def _output(self, value: Any, request: Request) -> Any:
-        messages = asked(request.messages)
+        messages = _shown(request)
         return messages if isinstance(value, PromptValue | Sequence | BaseMessage) else {self._output_key: messages}
+
+
+def _shown(request: Request) -> list[BaseMessage]:
+    """Returns the window, without thoughts that their service would refuse.
+
+    Some bind a thought to all that stood before it, and passages for an earlier question do not stand there any more.
+    """
+    asks = max((i for i, m in enumerate(request.messages) if is_question(m)), default=0)
+    accepted = max(asks, request.unbound_before)
+    return [
+        own
+        for index, message in enumerate(request.messages)
+        for own in converted(message, None, thinks=index >= accepted or not binds_thoughts(message.model))
+    ]
 
 
 def _is_one(messages: object) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -12,17 +13,25 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
 from ctxfold.adapters.model_calls import Replay, no_replay, replaying
+from ctxfold.connect import reasoning_rules
 from ctxfold.errors import ConfigError
+from ctxfold.protocols import BackendCapabilities, ContextBackend, Request, Wire, capabilities_of
 from ctxfold.validation import is_a, kind_of
 from langchain_ctx.models import is_same_model, model_name
 
 M = TypeVar("M", bound=BaseChatModel)
 FIELD = "reasoning_content"
 _INCOMING = (FIELD, "reasoning")  # as DeepSeek and many others call it; as OpenRouter and newer vLLM do
-# packages whose own message format carries thoughts back
-_NATIVE = frozenset(
-    {"langchain_anthropic", "langchain_aws", "langchain_ctx", "langchain_google_genai", "langchain_google_vertexai"}
-)
+# packages whose own message format carries thoughts back, with the service and the wire that each of them calls
+_NATIVE: Mapping[str, tuple[str, Wire]] = {
+    "langchain_anthropic": ("anthropic", "anthropic_messages"),
+    "langchain_aws": ("bedrock", "bedrock_converse"),
+    "langchain_google_genai": ("gemini", "gemini"),
+    "langchain_google_vertexai": ("vertex", "gemini"),
+}
+
+# OpenAI's Responses: an answer may come back without its reasoning
+_RESPONSES = BackendCapabilities(reasoning_optional=True)
 
 
 def with_reasoning(model: M) -> M:
@@ -70,9 +79,43 @@ def _replay(model_class: type[BaseChatModel]) -> Replay:
     if issubclass(model_class, _ReturnsReasoning):
         return "sends"
     packages = {cls.__module__.partition(".")[0] for cls in model_class.__mro__}
-    if packages & _NATIVE:
+    if "langchain_ctx" in packages or packages & _NATIVE.keys():
         return "sends"
     return "helped" if "langchain_openai" in packages and hasattr(model_class, "_get_request_payload") else "unknown"
+
+
+def capabilities(model: Any) -> BackendCapabilities:
+    """Returns what the service behind a model does with reasoning, and all that a ChatCtx says of its own service."""
+    backend: ContextBackend | None = getattr(model, "context_backend", None)
+    if backend is None:
+        uses_responses: Callable[[dict[str, Any]], bool] | None = getattr(model, "_use_responses_api", None)
+        responses = uses_responses is not None and uses_responses({})
+        return _RESPONSES if responses else _rules(model.__class__, model_name(model))
+    # a message of LangChain has no place for the service's own summary
+    return replace(capabilities_of(backend, model_name(model)), compacts_from=None, sparing=None, of_model=None)
+
+
+@lru_cache(maxsize=64)
+def _rules(model_class: type, name: str) -> BackendCapabilities:
+    packages = {cls.__module__.partition(".")[0] for cls in model_class.__mro__}
+    service = next((called for package, called in _NATIVE.items() if package in packages), None)
+    return BackendCapabilities() if service is None else reasoning_rules(service[0], name, wire=service[1])
+
+
+@lru_cache(maxsize=64)
+def binds_thoughts(model: str | None) -> bool:
+    """Tells whether a model, by its name in its answers, takes a thought back only behind all that it was made behind.
+
+    That is for those who hand messages to a model that they do not know.
+    """
+    if model is None or "claude" not in model:
+        return False
+    return reasoning_rules("bedrock" if "anthropic." in model else "anthropic", model).binds_reasoning
+
+
+def thoughtless_before(model: object, request: Request) -> int:
+    """Returns the number of leading messages whose reasoning the model's service would refuse."""
+    return max(request.refused_before, request.unbound_before if capabilities(model).binds_reasoning else 0)
 
 
 def returning(model: M) -> M:

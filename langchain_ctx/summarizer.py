@@ -42,7 +42,7 @@ from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of
 from langchain_ctx.callbacks import listeners
 from langchain_ctx.errors import backend_error, translated
-from langchain_ctx.inner_model import asked
+from langchain_ctx.inner_model import asked, window_for
 from langchain_ctx.messages import from_langchain, to_langchain
 from langchain_ctx.models import may_think, model_name, model_window, named_model
 
@@ -82,16 +82,14 @@ class ChatModelSummarizer(BorrowedModel):
 
     def send(self, request: Request) -> Reply:
         try:
-            answer = self._model.invoke(asked(request.messages, self.model), _config(), **self._arguments(request))
+            answer = self._model.invoke(window_for(self._model, request), _config(), **self._arguments(request))
         except Exception as error:
             raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)
 
     async def asend(self, request: Request) -> Reply:
         try:
-            answer = await self._model.ainvoke(
-                asked(request.messages, self.model), _config(), **self._arguments(request)
-            )
+            answer = await self._model.ainvoke(window_for(self._model, request), _config(), **self._arguments(request))
         except Exception as error:
             raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)

@@ -46,7 +46,7 @@ from langchain_ctx.active_model import (
 from langchain_ctx.chat_calls import SESSION, WINDOW, no_session, question_of, reply_id, with_window
 from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import as_backend_error, translated
-from langchain_ctx.inner_model import Pieces, asked, inner_stream
+from langchain_ctx.inner_model import Pieces, inner_stream, window_for
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable, model_name, model_window, unknown_window
 from langchain_ctx.reasoning import check_model, check_reasoning, returning
@@ -351,7 +351,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
 
         def send(window: Request) -> Reply:
             with as_backend_error(model_name(inner)):
-                return reply_of(generate(asked(window.messages, model_name(inner))))
+                return reply_of(generate(window_for(inner, window)))
 
         # with the model's cache and rate limiter; its tokens are told to this call's listeners
         generate = partial(inner._generate_with_cache, stop=stop, run_manager=run_manager, **rest)
@@ -374,7 +374,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
 
         async def asend(window: Request) -> Reply:
             with as_backend_error(model_name(inner)):
-                return reply_of(await generate(asked(window.messages, model_name(inner))))
+                return reply_of(await generate(window_for(inner, window)))
 
         generate = partial(inner._agenerate_with_cache, stop=stop, run_manager=run_manager, **rest)
         if address is None or self.sessions is None:
@@ -402,7 +402,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         def open_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
             if inner.rate_limiter:
                 inner.rate_limiter.acquire(blocking=True)
-            source = inner._stream(asked(window.messages, model_name(inner)), stop=stop, **rest)
+            source = inner._stream(window_for(inner, window), stop=stop, **rest)
             return inner_stream(source, model_name(inner), pieces, inner.output_version).begin()
 
         if address is None or self.sessions is None:
@@ -431,7 +431,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         async def aopen_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
             if inner.rate_limiter:
                 await inner.rate_limiter.aacquire(blocking=True)
-            source = inner._astream(asked(window.messages, model_name(inner)), stop=stop, **rest)
+            source = inner._astream(window_for(inner, window), stop=stop, **rest)
             return await inner_stream(source, model_name(inner), pieces, inner.output_version).abegin()
 
         if address is None or self.sessions is None:

@@ -3101,6 +3101,108 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "backends/errors.py",
+        (
+            "refused_reasoning_of_a_client_without_a_status_is_any_failure",
+            'if classified.kind in ("context_overflow", "reasoning_replay"):',
+            'if classified.kind == "context_overflow":',
+            "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/active_model.py",
+        (
+            "a_callers_model_says_nothing_of_its_service",
+            "return BackendCapabilities() if caller is None else caller.capabilities",
+            "return BackendCapabilities()",
+            "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/reasoning.py",
+        (
+            "thoughts_that_lost_their_beginning_are_sent",
+            "return max(request.refused_before, request.unbound_before if",
+            "return max(request.refused_before, 0 if",
+            "faces/test_bound_thoughts.py::test_an_agent_of_langchain_goes_on_after_compactions",
+        ),
+        (
+            "a_model_sends_what_was_refused",
+            "return max(request.refused_before, request.unbound_before if",
+            "return max(0, request.unbound_before if",
+            "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
+        ),
+        (
+            "answers_of_responses_need_their_reasoning",
+            "_RESPONSES = BackendCapabilities(reasoning_optional=True)",
+            "_RESPONSES = BackendCapabilities()",
+            "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/content.py",
+        (
+            "items_keep_ids_that_demand_their_reasoning",
+            'return place[0] in ("t", "c") or (place[0] == "x" and place[1].get("type") == "function_call")',
+            "return False",
+            "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
+        ),
+        (
+            "sealed_thoughts_stay",
+            'if p[0] != "r" and not (p[0] == "x" and p[1].get("type") in _THOUGHTS)]',
+            'if p[0] != "r"]',
+            "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/messages.py",
+        (
+            "signatures_of_calls_stay",
+            "if k != _GEMINI_SIGNATURES}",
+            "if k}",
+            "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/inner_model.py",
+        (
+            "a_converted_window_keeps_refused_thoughts",
+            "same = min(same, thoughtless, last.thoughtless)",
+            "pass",
+            "faces/test_bound_thoughts.py::test_thoughts_that_the_service_refused_stay_out_of_later_requests",
+        ),
+        (
+            "an_answer_of_thoughts_alone_is_sent_empty",
+            "return [sent] if sent.content or message.tool_calls else []",
+            "return [sent]",
+            "faces/test_bound_thoughts.py::test_an_answer_of_thoughts_alone_is_left_out_with_them",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/node.py",
+        (
+            "a_node_sends_thoughts_of_earlier_turns",
+            "accepted = max(asks, request.unbound_before)",
+            "accepted = request.unbound_before",
+            "faces/test_bound_thoughts.py::test_a_node_sends_the_thoughts_of_the_round_and_those_of_other_models",
+        ),
+        (
+            "a_node_sends_no_thoughts_of_older_models",
+            "thinks=index >= accepted or not binds_thoughts(message.model)",
+            "thinks=index >= accepted",
+            "faces/test_bound_thoughts.py::test_a_node_sends_the_thoughts_of_the_round_and_those_of_other_models",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/history.py",
+        (
+            "a_compacted_history_shows_bound_thoughts",
+            "without_thoughts(m) if binds_thoughts(m.model) else m for m",
+            "m for m",
+            "faces/test_bound_thoughts.py::test_what_does_not_know_its_model_leaves_out_thoughts_of_models_that_bind_them",
+        ),
+    ),
+    *_of(
         "../../llamaindex_ctx/memory.py",
         (
             "a_small_window_leaves_no_room_for_documents",

@@ -25,7 +25,7 @@ from ctxfold.policy.settings import (
     session_limit,
     unknown_setting,
 )
-from ctxfold.protocols import ContextBackend, Embedder, Ports, Request, Store, TokenCounter, Wire
+from ctxfold.protocols import BackendCapabilities, ContextBackend, Embedder, Ports, Request, Store, TokenCounter, Wire
 from ctxfold.sections.section import Section
 from ctxfold.tokens.counter import MessageCounter
 from ctxfold.tokens.text import TextCounter, text_counter
@@ -92,6 +92,14 @@ def open_backend(provider: str, model: str, *, wire: Wire | None = None, **setti
     row = load_profile(settings.pop("profile", None) or provider).for_wire(wire)
     backend: type[HttpBackend] = getattr(import_module("ctxfold.backends"), BACKENDS[row.wire])
     return backend(model=model, profile=row, **settings)
+
+
+def reasoning_rules(provider: str, model: str, *, wire: Wire | None = None) -> BackendCapabilities:
+    """Returns what a built-in provider does with the reasoning of this model, for another package's client of the service."""
+    from ctxfold.backends.profile import load_profile
+
+    rules = load_profile(provider).for_wire(wire).for_model(model).reasoning_out
+    return BackendCapabilities(binds_reasoning=rules.prefix_bound, reasoning_optional=rules.optional)
 
 
 def named_provider(model: str, provider: str | None = None) -> tuple[str, str]:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain.agents import create_agent
+from langchain_anthropic import ChatAnthropic
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.history import RunnableWithMessageHistory
+from langchain_core.tools import tool
+from langchain_deepseek import ChatDeepSeek
+from langchain_google_genai import ChatGoogleGenerativeAI
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 
-from ctxfold import BackendError
+from ctxfold import AgentContext, BackendError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from ctxfold.testing.script import Reply, api_error
-from langchain_ctx import ChatCtx
+from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory, LangChainBackend
+from langchain_ctx import with_context as chat_with_context
 from llamaindex_ctx import CtxLLM, CtxMemory, with_context
+from tests.langchain.faces import closed
 from tests.llamaindex.served_llm import WAYS, ask
 
 MODEL = "claude-opus-5-5"
@@ -29,21 +42,26 @@ class BoundThoughts:
     def __init__(self, *, rounds: int = 0, always: bool = False) -> None:
         self.refused = 0
         self._rounds = rounds
-        self._always = always
+        self.always = always
+        self.only_thinks = False
         self._made: dict[str, str] = {}
+
+    def forget(self) -> None:
+        """Knows none of its thoughts any more, as after a change of the key."""
+        self._made = dict.fromkeys(self._made, "")
 
     def __call__(self, body: Mapping[str, Any]) -> Reply:
         messages = body["messages"]
         for index, message in enumerate(messages):
             thought = message.get("reasoning_content")
-            if self._always or (thought and self._made.get(thought) != json.dumps(messages[:index], sort_keys=True)):
+            if self.always or (thought and self._made.get(thought) != json.dumps(messages[:index], sort_keys=True)):
                 self.refused += 1
                 return bound_error(index)
         thought = f"thought {len(self._made)}"
         self._made[thought] = json.dumps(messages, sort_keys=True)
         if self._rounds and len(self._made) % (self._rounds + 1):
             return Scripted(reasoning=thought, tool_calls=(ScriptedCall("find", '{"key": 1}'),))
-        return Scripted(f"Answer {len(self._made)}.", reasoning=thought)
+        return Scripted("" if self.only_thinks else f"Answer {len(self._made)}.", reasoning=thought)
 
 
 def bound_error(index: int) -> ErrorReply:
@@ -163,3 +181,274 @@ async def test_an_agent_goes_on_after_compactions(session_id: str | None) -> Non
         chat.close()
         await llm.aclose()
         llm.close()
+
+
+def chat_anthropic(server: ModelServer) -> BaseChatModel:
+    url = server.base_url.removesuffix("/v1")
+    return ChatAnthropic(
+        model=MODEL, base_url=url, api_key="k", max_retries=0, max_tokens=2_500, thinking={"type": "adaptive"}
+    )
+
+
+def chat_ctx(server: ModelServer) -> BaseChatModel:
+    settings: dict[str, Any] = {"base_url": server.base_url, "api_key": "k", "max_tokens": 2_500, "max_retries": 0}
+    return ChatCtx(model=MODEL, provider="anthropic", thinking=True, **settings)
+
+
+MODELS = pytest.mark.parametrize("of", [chat_anthropic, chat_ctx])
+FACES = pytest.mark.parametrize("face", ["middleware", "with_context"])
+
+
+class Agent:
+    """An agent of LangChain with one tool, whose context `face` manages."""
+
+    def __init__(self, face: str, model: BaseChatModel, *, window: int = 9_000) -> None:
+        @tool
+        def find(key: int) -> str:
+            """Looks for a key."""
+            return f"Key {key} is in a shed. {FOUND}"
+
+        settings: dict[str, Any] = {"context_window": window, "reply_reserve_tokens": 2_500}
+        middleware = [ContextMiddleware(**settings)] if face == "middleware" else []
+        self._models = [model, *middleware]
+        if face == "with_context":
+            self._models = [model := chat_with_context(model, **settings)]
+        self._agent = create_agent(model, [find], middleware=middleware, checkpointer=InMemorySaver())
+
+    async def ask(self, call: str, question: str) -> str:
+        given, config = {"messages": [HumanMessage(question)]}, {"configurable": {"thread_id": "t"}}
+        agent: Any = self._agent
+        match call:
+            case "invoke":
+                state = agent.invoke(given, config)
+            case "ainvoke":
+                state = await agent.ainvoke(given, config)
+            case "stream":
+                modes = ["values", "messages"]
+                state = [s for mode, s in agent.stream(given, config, stream_mode=modes) if mode == "values"][-1]
+            case _:
+                modes = ["values", "messages"]
+                parts = [part async for part in agent.astream(given, config, stream_mode=modes)]
+                state = [s for mode, s in parts if mode == "values"][-1]
+        return str(state["messages"][-1].text)
+
+    async def aclose(self) -> None:
+        for one in self._models:
+            await closed(one)
+
+
+@pytest.mark.parametrize("call", ["ainvoke", "stream"])
+@FACES
+@MODELS
+async def test_an_agent_of_langchain_goes_on_after_compactions(of: Any, face: str, call: str) -> None:
+    """Thoughts that have lost their beginning stay out, and passages stay in: the service refuses nothing."""
+    script = BoundThoughts(rounds=5)
+    with serving(script, window=9_000) as server:
+        agent = Agent(face, of(server))
+        for number in range(6):
+            assert "Answer" in await agent.ask(call, f"Where is key {number} of the old house?")
+        assert script.refused == 0
+        shown = thoughts(server)
+        assert 0 in shown[12:], "a compaction took the thoughts"
+        assert max(shown[shown.index(0, 12) :]) >= 5, "those made after it are sent"
+        await agent.aclose()
+
+
+@pytest.mark.parametrize("call", ["invoke", "astream"])
+@FACES
+@MODELS
+async def test_thoughts_that_the_service_refused_stay_out_of_later_requests(of: Any, face: str, call: str) -> None:
+    script = BoundThoughts(rounds=1)
+    with serving(script) as server:
+        agent = Agent(face, of(server), window=64_000)
+        for number in range(3):
+            await agent.ask(call, f"question {number}")
+        assert (thoughts(server), script.refused) == ([0, 1, 2, 3, 4, 5], 0)
+        script.forget()
+        server.clear_requests()
+        for number in range(2):
+            assert "Answer" in await agent.ask(call, f"again {number}")
+        # refused, sent without, and from then on the new ones alone
+        assert (thoughts(server), script.refused) == ([6, 0, 1, 2, 3], 1)
+        await agent.aclose()
+
+
+@MODELS
+async def test_a_second_refusal_of_an_agents_request_is_the_callers_to_see(of: Any) -> None:
+    script = BoundThoughts(rounds=1)
+    with serving(script) as server:
+        agent = Agent("middleware", of(server), window=64_000)
+        await agent.ask("invoke", "question")
+        script.always = True
+        with pytest.raises(Exception, match="bound to a different conversation"):
+            await agent.ask("invoke", "again")
+        assert script.refused == (2 if of is chat_anthropic else 3), "a ChatCtx has tried it without thoughts itself"
+        await agent.aclose()
+
+
+@MODELS
+async def test_a_backend_over_a_model_of_langchain_goes_on_after_compactions(of: Any) -> None:
+    script = BoundThoughts()
+    with serving(script, window=9_000) as server:
+        model = of(server)
+        with AgentContext(LangChainBackend(model), context_window=9_000, reply_reserve_tokens=2_500) as context:
+            for number in range(24):
+                assert "Answer" in context.send(f"Where is key {number}? {FOUND}").message.text
+        assert script.refused == 0
+        assert 0 in thoughts(server)[2:]
+        await closed(model)
+
+
+class RefusesOnce:
+    """Calls a tool and answers in turns; refuses one request in the words of its service."""
+
+    def __init__(self, message: str, code: str) -> None:
+        self.error: ErrorReply | None = None
+        self._error = api_error(400, message, code=code)
+        self._answered = 0
+
+    def refuse(self) -> None:
+        self.error = self._error
+
+    def __call__(self, body: Mapping[str, Any]) -> Reply:
+        error, self.error = self.error, None
+        if error is not None:
+            return error
+        self._answered += 1
+        thought = f"thought {self._answered}"
+        if self._answered % 2:
+            return Scripted(reasoning=thought, tool_calls=(ScriptedCall("find", '{"key": 1}'),))
+        return Scripted(f"Answer {self._answered}.", reasoning=thought)
+
+
+def responses(url: str, **settings: Any) -> BaseChatModel:
+    reasoning = {"summary": "auto"}
+    return ChatOpenAI(model="gpt-5", base_url=url, api_key="k", max_retries=0, reasoning=reasoning, **settings)  # type: ignore[arg-type]
+
+
+def gemini(url: str) -> BaseChatModel:
+    address = url.removesuffix("/v1")
+    return ChatGoogleGenerativeAI(
+        model="gemini-3-pro-preview", base_url=address, google_api_key="k", max_retries=1, include_thoughts=True
+    )
+
+
+@FACES
+@pytest.mark.parametrize(
+    ("strict", "of", "error"),
+    [
+        ("openai", responses, ("The encrypted content could not be verified.", "invalid_encrypted_content")),
+        (
+            "openai",
+            lambda url: responses(url, output_version="v1"),
+            ("The encrypted content could not be verified.", "invalid_encrypted_content"),
+        ),
+        ("gemini", gemini, ("Corrupted thought signature.", "INVALID_ARGUMENT")),
+    ],
+    ids=["responses", "responses v1", "gemini"],
+)
+async def test_what_another_service_refused_stays_out(strict: Any, of: Any, error: tuple[str, str], face: str) -> None:
+    """An answer goes back without its reasoning, its signatures, and the ids that demand the reasoning."""
+    script = RefusesOnce(*error)
+    with ModelServer(script=script, strict=strict, reasoning=True) as server:
+        agent = Agent(face, of(server.base_url), window=64_000)
+        for number in range(2):
+            await agent.ask("invoke", f"question {number}")
+        script.refuse()
+        server.clear_requests()
+        assert await agent.ask("invoke", "again") == "Answer 6."
+        assert await agent.ask("invoke", "and again") == "Answer 8."
+        bodies = [json.dumps(request.body) for request in server.requests]
+        assert [body.count('"thought ') for body in bodies] == [4, 0, 1, 2, 3]
+        marks = [body.count('ignature"') + body.count('"rs_') for body in bodies]
+        assert (marks[0] > 0, marks[1]) == (True, 0)
+        await agent.aclose()
+
+
+async def test_what_deepseek_misses_is_not_left_out() -> None:
+    """It says that reasoning must be passed back: the same request without any would be refused again."""
+    script = RefusesOnce("The `reasoning_content` in the thinking mode must be passed back to the API.", "invalid")
+    with ModelServer(script=script, strict="deepseek") as server:
+        model = ChatDeepSeek(model="deepseek-reasoner", api_base=server.base_url, api_key="k", max_retries=0)  # type: ignore[arg-type]
+        agent = Agent("middleware", model, window=64_000)
+        await agent.ask("invoke", "question")
+        script.refuse()
+        server.clear_requests()
+        with pytest.raises(Exception, match="must be passed back"):
+            await agent.ask("invoke", "again")
+        assert len(server.requests) == 1
+        assert await agent.ask("invoke", "again") == "Answer 4."
+        assert str(server.requests[1].body).count("'thought ") == 2
+        await agent.aclose()
+
+
+def in_node(server: ModelServer) -> tuple[Callable[[str], str], list[int]]:
+    """Returns what asks a chain with a `ContextNode`; it keeps the list itself."""
+    chain = ContextNode(session_id="s", context_window=9_000, reply_reserve_tokens=2_500) | chat_anthropic(server)
+    messages: list[BaseMessage] = []
+
+    def ask(question: str) -> str:
+        messages.append(HumanMessage(question))
+        messages.append(chain.invoke(messages))
+        return str(messages[-1].text)
+
+    return ask, [0]
+
+
+def in_history(server: ModelServer) -> tuple[Callable[[str], str], list[int]]:
+    history = CtxChatMessageHistory("s", context_window=9_000, reply_reserve_tokens=2_500)
+    prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("history"), ("human", "{text}")])
+    chain = RunnableWithMessageHistory(
+        prompt | chat_anthropic(server),
+        lambda _: history,
+        input_messages_key="text",
+        history_messages_key="history",
+    )
+    config: RunnableConfig = {"configurable": {"session_id": "s"}}
+    return lambda text: str(chain.invoke({"text": text}, config).text), [*range(13)]
+
+
+@pytest.mark.parametrize("asking", [in_node, in_history])
+def test_what_does_not_know_its_model_leaves_out_thoughts_of_models_that_bind_them(asking: Any) -> None:
+    """A history shows thoughts until it has compacted; a node's passages stand before one question only."""
+    script = BoundThoughts()
+    with serving(script, window=9_000) as server:
+        ask, first = asking(server)
+        for number in range(24):
+            assert ask(f"Where is key {number}? {FOUND}") == f"Answer {number + 1}."
+        assert script.refused == 0
+        shown = thoughts(server)
+        assert shown[: len(first)] == first
+        assert set(shown[len(first) :]) == {0}
+
+
+def test_a_node_sends_the_thoughts_of_the_round_and_those_of_other_models() -> None:
+    """Older models of Claude take thoughts back whatever stands before them, and refuse a round without its thought."""
+    node = ContextNode(session_id="s", context_window=9_000)
+    call: Any = {"name": "find", "args": {}, "id": "c"}
+
+    def thinks(model: str, text: str, **fields: Any) -> AIMessage:
+        block: dict[Any, Any] = {"type": "thinking", "thinking": "hm", "signature": "S"}
+        return AIMessage([block, {"type": "text", "text": text}], response_metadata={"model_name": model}, **fields)
+
+    asked = [HumanMessage("one"), thinks(MODEL, "1"), HumanMessage("two"), thinks("claude-opus-4-8", "2")]
+    in_round = [HumanMessage("three"), thinks(MODEL, "3", tool_calls=[call]), ToolMessage("r", tool_call_id="c")]
+    shown = [str(message.content).count("signature") for message in node.invoke([*asked, *in_round])]
+    assert shown == [0, 0, 0, 1, 0, 1, 0]
+
+
+async def test_an_answer_of_thoughts_alone_is_left_out_with_them() -> None:
+    """The service refuses messages without content."""
+    script = BoundThoughts()
+    with serving(script) as server:
+        model = chat_anthropic(server)
+        script.only_thinks = True
+        chat = chat_with_context(model, session_id="s", context_window=64_000)
+        reply = chat.invoke([HumanMessage("one", id="1")])
+        script.only_thinks = False
+        script.forget()
+        server.clear_requests()
+        assert chat.invoke([HumanMessage("one", id="1"), reply, HumanMessage("two", id="2")]).text == "Answer 2."
+        roles = [[message["role"] for message in request.body["messages"]] for request in server.requests]
+        assert roles == [["user", "assistant", "user"], ["user"]]
+        await closed(chat)

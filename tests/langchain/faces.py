@@ -76,6 +76,7 @@ async def closed(model: Any) -> None:
     """Closes the model's sessions and the connections of its client, which LangChain's package keeps open."""
     if hasattr(model, "aclose"):
         await model.aclose()
+    if hasattr(model, "close"):
         model.close()
     client = getattr(model, "inner", model)
     if isinstance(client, BaseChatOpenAI):

@@ -275,7 +275,8 @@ def foreign_failure(error: Exception, name: str, *, kind: str | None = None) -> 
             return classified
         return _plain(profile, kind, error, status)
     classified = failure(profile, {"message": str(error)})
-    if classified.kind == "context_overflow":  # boto3 and Google's clients have no status where others have it
+    # boto3 and Google's clients have no status where others have it
+    if classified.kind in ("context_overflow", "reasoning_replay"):
         return classified
     names = {c.__name__ for c in type(error).__mro__}
     return _plain(profile, kind or next((k for n, k in _BY_NAME if n in names), "server"), error, None)
