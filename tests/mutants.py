@@ -3089,15 +3089,33 @@ MUTANTS: tuple[Mutant, ...] = (
         "adapters/refused_reasoning.py",
         (
             "refused_thoughts_are_sent_again",
-            "self._refused.update(dict.fromkeys(map(_key, reasoned), True))",
+            "self._refused.update(dict.fromkeys(refused, True))",
             "pass",
             "faces/test_bound_thoughts.py",
         ),
         (
             "a_list_without_thoughts_is_sent_twice",
-            'error.kind != "reasoning_replay" or not may_leave_out or not reasoned',
+            'error.kind != "reasoning_replay" or not may_leave_out or not refused',
             'error.kind != "reasoning_replay" or not may_leave_out',
             "faces/test_bound_thoughts.py::test_a_second_refusal_is_the_callers_to_see",
+        ),
+        (
+            "a_refusal_holds_in_every_list",
+            'before = _digest(message, before if binds else "")',
+            'before = _digest(message, "")',
+            "faces/test_bound_thoughts.py::test_a_refusal_holds_for_the_list_that_was_refused",
+        ),
+        (
+            "a_refusal_before_another_list_is_forgotten",
+            'before = _digest(message, before if binds else "")',
+            "before = _digest(message, before)",
+            "faces/test_bound_thoughts.py::test_what_refuses_whatever_stands_before_is_asked_once",
+        ),
+        (
+            "what_a_request_leaves_out_comes_back",
+            "if before <= request.refused_before:",
+            "if not before:",
+            "faces/test_bound_thoughts.py::test_what_a_request_leaves_out_itself_stays_out",
         ),
     ),
     *_of(

@@ -23,7 +23,8 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 
-from ctxfold import AgentContext, BackendError
+from ctxfold import AgentContext, BackendCapabilities, BackendError, Request, ScriptedBackend, assistant, user
+from ctxfold.adapters.refused_reasoning import PlainCalls
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from ctxfold.testing.script import Reply, api_error
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory, LangChainBackend
@@ -97,6 +98,57 @@ async def test_a_list_of_llamaindex_without_its_beginning_is_sent_without_though
         assert (thoughts(server), script.refused) == ([3, 0, 1], 1)
         await llm.aclose()
         llm.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_refusal_holds_for_the_list_that_was_refused(way: str) -> None:
+    """Two agents may share an LLM: one of them sends the conversation from its beginning, and its thoughts are accepted."""
+    script = BoundThoughts()
+    with serving(script) as server:
+        llm = CtxLLM(model=MODEL, provider="anthropic", base_url=server.base_url, api_key="x", max_tokens=4_000)
+        history: list[ChatMessage] = []
+        for number in range(3):
+            history.append(ChatMessage(f"question {number}"))
+            history.append((await ask(llm, way, history))[-1].message)
+        server.clear_requests()
+        question = ChatMessage("and now?")
+        await ask(llm, way, [*history[2:], question])
+        await ask(llm, way, [*history, question])
+        await ask(llm, way, [*history[2:], ChatMessage("and then?")])
+        assert (thoughts(server), script.refused) == ([2, 0, 3, 0], 1)
+        await llm.aclose()
+        llm.close()
+
+
+class NeedsNoThoughts(ScriptedBackend):
+    capabilities = BackendCapabilities(reasoning_optional=True)
+
+
+def refused_once(second: Request) -> list[tuple[int, int]]:
+    """Returns what requests leave out: one that is refused, the same once more, and a second one."""
+    backend = NeedsNoThoughts([BackendError("refused", kind="reasoning_replay"), "Yes.", "Yes."])
+    calls = PlainCalls(backend)
+    calls.send(Request(LIST[:3]))
+    calls.send(second)
+    return [(request.refused_before, request.unbound_before) for request in backend.requests]
+
+
+LIST = [
+    user("a", id="1"),
+    assistant("b", id="2", reasoning="hm"),
+    user("c", id="3"),
+    assistant("d", id="4", reasoning="hm"),
+    user("e", id="5"),
+]
+
+
+def test_what_a_request_leaves_out_itself_stays_out() -> None:
+    assert refused_once(Request(LIST, refused_before=4, unbound_before=5)) == [(0, 0), (2, 2), (4, 5)]
+
+
+def test_what_refuses_whatever_stands_before_is_asked_once() -> None:
+    """As after a change of the key: the thought is refused in another list too."""
+    assert refused_once(Request(LIST[1:])) == [(0, 0), (2, 2), (1, 1)]
 
 
 async def answer(model: ChatCtx, way: str, messages: list[BaseMessage]) -> AIMessage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ctxfold.adapters.part_order import bound
@@ -64,25 +64,35 @@ class PlainCalls:
     def _other_request(self, request: Request, error: BackendError) -> Request:
         """Returns the request without its reasoning. Raises the error where that is no other request, or refused too."""
         abilities = capabilities_of(self.backend, request.model)
-        reasoned = [m for m in request.messages[request.refused_before :] if m.reasoning or bound(m)]
+        refused = [key for number, key in self._reasoned(request) if number > request.refused_before]
         may_leave_out = abilities.binds_reasoning or abilities.reasoning_optional
-        if error.kind != "reasoning_replay" or not may_leave_out or not reasoned:
+        if error.kind != "reasoning_replay" or not may_leave_out or not refused:
             raise error
-        self._refused.update(dict.fromkeys(map(_key, reasoned), True))
+        self._refused.update(dict.fromkeys(refused, True))
         return self._without_refused(request)
 
     def _without_refused(self, request: Request) -> Request:
         """Returns the request without reasoning up to the last message whose reasoning was refused before."""
         if not len(self._refused):
             return request
-        before = max((index for index, m in _numbered(request.messages) if self._refused.get(_key(m))), default=0)
-        return replace(request, refused_before=before, unbound_before=before) if before else request
+        before = max((number for number, key in self._reasoned(request) if self._refused.get(key)), default=0)
+        if before <= request.refused_before:
+            return request
+        return replace(request, refused_before=before, unbound_before=max(before, request.unbound_before))
+
+    def _reasoned(self, request: Request) -> Iterator[tuple[int, str]]:
+        """Yields the number of each message with reasoning, counted from 1, and what its refusal is remembered by.
+
+        Where the service binds reasoning to what stands before it, that counts too: in another list it may be accepted.
+        """
+        binds = capabilities_of(self.backend, request.model).binds_reasoning
+        before = ""
+        for number, message in enumerate(request.messages, 1):
+            before = _digest(message, before if binds else "")
+            if message.reasoning or bound(message):
+                yield number, before
 
 
-def _numbered(messages: Iterable[Message]) -> Iterable[tuple[int, Message]]:
-    return ((number, m) for number, m in enumerate(messages, 1) if m.role == "assistant")
-
-
-def _key(message: Message) -> str:
+def _digest(message: Message, before: str) -> str:
     parts = [part for part in message.parts if not isinstance(part, Opaque)]
-    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(repr((before, message.role, parts)).encode("utf-8", "surrogatepass")).hexdigest()
