@@ -59,7 +59,7 @@ from langchain_ctx.refusals import provider_label
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
 from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ReportedSummarizer
-from langchain_ctx.tools import Method, bound_tools, call_settings, choice, parsed, specs
+from langchain_ctx.tools import Method, bound_tools, call_settings, choice, parsed, specs, with_answer_format
 
 
 @cache
@@ -515,9 +515,13 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         A provider that cannot force a tool call while it thinks does not think in such a call; with `thinking` set, use
         method="json_schema" or, as far as the wire has it, "json_mode": those of Anthropic and Bedrock do not.
 
-        Raises LangChain's ModelRefusalError when the model refuses to answer (OutputParserException before langchain-core 1.7.5).
+        Raises ConfigError for a schema that the wire does not take. A call raises LangChain's ModelRefusalError when
+        the model refuses to answer (OutputParserException before langchain-core 1.7.5).
         """
         settings = call_settings(schema, method, strict=strict)
+        row = getattr(self._backend, "profile", None)
+        if row is not None and method == "json_schema":
+            with_answer_format(row.wire, settings)  # a schema that the service cannot take is refused at once
         return parsed(self.bind(**settings, **kwargs), schema, method, include_raw=include_raw)
 
     # closing

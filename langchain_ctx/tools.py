@@ -74,22 +74,30 @@ _FORMATS = frozenset(
 )
 
 
-def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _closed(schema: Mapping[str, Any] | bool, place: str = "") -> dict[str, Any]:
     """Returns the schema in the part of JSON schema that Claude's API takes, as the `anthropic` package makes it.
 
-    Objects are closed. The limits that the API refuses, such as `minimum`, are told to the model in the description.
+    Objects are closed. The limits that the API refuses, such as `minimum`, are told to the model in the description. Raises
+    ConfigError for an object that may have any keys, as closed it could have none. `place` names the field in that error.
     """
+    if isinstance(schema, bool):
+        return {}  # True takes any value; those that take none are left out
+    _check_named(schema, place)
     closed: dict[str, Any] = {}
     told: dict[str, Any] = {}
     # what stands beside a reference is refused, other than the definitions of the whole schema
     for name, value in ((n, v) for n, v in schema.items() if "$ref" not in schema or n in ("$ref", *_DEFINITIONS)):
         match name:
-            case "properties" | "$defs" | "definitions":
-                closed[name] = {key: _closed(one) for key, one in value.items()}
+            case "properties":
+                fields = {key: one for key, one in value.items() if one is not False}
+                closed[name] = {key: _closed(one, f"{place}.{key}" if place else key) for key, one in fields.items()}
+            case "$defs" | "definitions":
+                closed[name] = {key: _closed(one, key) for key, one in value.items()}
             case "anyOf" | "oneOf" | "allOf":
-                closed["allOf" if name == "allOf" else "anyOf"] = [_closed(one) for one in value]
+                variants = [_closed(one, place) for one in value if one is not False]
+                closed["allOf" if name == "allOf" else "anyOf"] = variants
             case "items" if isinstance(value, Mapping):
-                closed[name] = _closed(cast("Mapping[str, Any]", value))
+                closed[name] = _closed(cast("Mapping[str, Any]", value), f"{place}[]")
             case "additionalProperties":
                 pass
             case _ if (
@@ -98,13 +106,29 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
                 closed[name] = value
             case _:
                 told[name] = value
-    types: object = closed.get("type")
-    if "properties" in closed or types == "object" or (isinstance(types, list) and "object" in types):
+    if "properties" in closed or _is_object(schema):
         closed["additionalProperties"] = False
     if told:
         limits = "{" + ", ".join(f"{name}: {value}" for name, value in told.items()) + "}"
         closed["description"] = "\n\n".join(text for text in (closed.get("description"), limits) if text)
     return closed
+
+
+def _is_object(schema: Mapping[str, Any]) -> bool:
+    types: object = schema.get("type")
+    return types == "object" or (isinstance(types, list) and "object" in types)
+
+
+def _check_named(schema: Mapping[str, Any], place: str) -> None:
+    """Raises ConfigError for an object without fields that is not closed: a `dict`, as Python's types call it."""
+    others = schema.get("additionalProperties", "properties" not in schema)
+    if not _is_object(schema) or schema.get("properties") or others is False:
+        return
+    raise ConfigError(
+        f"{place or 'the schema itself'} is an object with any keys, and structured output of this service has named fields "
+        "only: name the fields, make it a list of objects with a key and a value, or have the answer come as a tool call "
+        "(method='function_calling', in create_agent response_format=ToolStrategy(...))"
+    )
 
 
 def counted(tools: Sequence[Any] | None) -> tuple[ToolSpec, ...]:

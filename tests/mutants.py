@@ -3158,6 +3158,42 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "../../langchain_ctx/tools.py",
+        (
+            "an_object_with_any_keys_is_closed",
+            'if not _is_object(schema) or schema.get("properties") or others is False:',
+            "if True:",
+            "langchain/test_wire_agents.py::test_a_field_with_any_keys_is_refused_where_the_service_closes_objects",
+        ),
+        (
+            "a_class_without_fields_has_any_keys",
+            'others = schema.get("additionalProperties", "properties" not in schema)',
+            'others = schema.get("additionalProperties", True)',
+            "langchain/test_wire_agents.py::test_a_class_without_fields_is_closed_as_it_is",
+        ),
+        (
+            "a_field_that_takes_no_value_takes_any",
+            "fields = {key: one for key, one in value.items() if one is not False}",
+            "fields = dict(value)",
+            "langchain/test_wire_agents.py::test_a_schema_may_have_booleans_in_place_of_schemas",
+        ),
+        (
+            "a_variant_that_takes_no_value_takes_any",
+            "[_closed(one, place) for one in value if one is not False]",
+            "[_closed(one, place) for one in value]",
+            "langchain/test_wire_agents.py::test_a_schema_may_have_booleans_in_place_of_schemas",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/chat_model.py",
+        (
+            "a_schema_is_refused_at_the_first_call_only",
+            'if row is not None and method == "json_schema":',
+            "if False:",
+            "langchain/test_wire_agents.py::test_a_field_with_any_keys_is_refused_where_the_service_closes_objects",
+        ),
+    ),
+    *_of(
         "../../langchain_ctx/content.py",
         (
             "items_keep_ids_that_demand_their_reasoning",

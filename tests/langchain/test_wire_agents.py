@@ -10,6 +10,7 @@ from typing import Any, Literal
 import anthropic
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from pydantic import BaseModel, Field
@@ -196,7 +197,6 @@ class Shelf(BaseModel):
     since: date = date(2020, 1, 1)
     place: Literal["left", "right"] = "left"
     height: int = Field(ge=1, description="in centimetres")
-    labels: dict[str, int]
 
 
 def test_the_schema_is_one_that_claude_takes() -> None:
@@ -208,7 +208,6 @@ def test_the_schema_is_one_that_claude_takes() -> None:
         own = server.requests[0].body["output_config"]["format"]["schema"]
     theirs = anthropic.transform_schema(Shelf)
     theirs["properties"]["place"]["type"] = "string"
-    del theirs["properties"]["labels"]["properties"]
     assert own == theirs
     assert own["properties"]["height"]["description"] == "in centimetres\n\n{minimum: 1}"
 
@@ -224,6 +223,91 @@ def test_a_schema_of_an_earlier_draft_keeps_its_definitions_and_is_closed() -> N
         own = server.requests[0].body["output_config"]["format"]["schema"]
     closed = {**song, "additionalProperties": False}
     assert own == {**schema, "definitions": {"Song": closed}, "additionalProperties": False}
+
+
+class Counts(BaseModel):
+    """Counts things."""
+
+    by_name: dict[str, int]
+
+
+class Nothing(BaseModel):
+    """Nothing."""
+
+
+class Box(BaseModel):
+    """A box."""
+
+    lists: list[dict[str, Any]]
+
+
+class Room(BaseModel):
+    """A room."""
+
+    counts: Counts | None
+
+
+OPEN: dict[str, Any] = {"type": "object", "additionalProperties": True}
+CLOSING = pytest.mark.parametrize("wire", ["anthropic_messages", "bedrock_converse"])
+
+
+@CLOSING
+@pytest.mark.parametrize(
+    ("schema", "field"),
+    [
+        (Counts, "by_name"),
+        (Box, r"lists\[\]"),
+        (Room, r"[cC]ounts\.by_name"),
+        ({"title": "A", "type": "object", "properties": {"a": {"type": ["object", "null"]}}}, "a"),
+        ({"title": "A", "type": "object", "properties": {"a": {**OPEN, "properties": {}}}}, "a"),
+    ],
+    ids=["dict", "list of dicts", "nested", "may be null", "no fields of its own"],
+)
+def test_a_field_with_any_keys_is_refused_where_the_service_closes_objects(wire: str, schema: Any, field: str) -> None:
+    """Closed, as the API demands, it could only be {}. A tool call may have it."""
+    refused = pytest.raises(ConfigError, match=f"^{field} is an object with any keys.*function_calling.*ToolStrategy")
+    with ModelServer(script=[], strict=WIRES[wire].strict) as server, ChatCtx(**WIRES[wire].settings(server)) as chat:
+        with refused:
+            chat.with_structured_output(schema, method="json_schema")
+        chat.with_structured_output(schema)
+        agent = create_agent(chat, [], response_format=ProviderStrategy(schema))
+        with refused:
+            agent.invoke({"messages": [("user", "Hi")]})
+        with pytest.raises(ConfigError, match="the schema itself is"):
+            chat.bind(response_format={"type": "json_schema", "json_schema": {"schema": OPEN}}).invoke("Hi")
+        assert server.requests == []
+
+
+def test_an_agent_answers_with_any_keys_in_a_tool_call() -> None:
+    answer = ScriptedCall("Counts", '{"by_name": {"screws": 7}}')
+    with ModelServer(script=[Scripted(tool_calls=(answer,))], strict="anthropic") as server:
+        with ChatCtx(**WIRES["anthropic_messages"].settings(server)) as chat:
+            agent = create_agent(chat, [], response_format=ToolStrategy(Counts))
+            state = agent.invoke({"messages": [("user", "How many?")]})
+        assert state["structured_response"] == Counts(by_name={"screws": 7})
+
+
+@CLOSING
+def test_a_class_without_fields_is_closed_as_it_is(wire: str) -> None:
+    served = ModelServer(script=[Scripted("{}")], strict=WIRES[wire].strict)
+    with served as server, ChatCtx(**WIRES[wire].settings(server)) as chat:
+        assert chat.with_structured_output(Nothing, method="json_schema").invoke("Hi") == Nothing()
+
+
+@CLOSING
+def test_a_schema_may_have_booleans_in_place_of_schemas(wire: str) -> None:
+    """`true` takes any value and `false` none; `additionalProperties` beside fields says what the API does not allow."""
+    fields = {"any": True, "never": False, "either": {"anyOf": [{"type": "string"}, False]}, "rows": {"items": True}}
+    schema = {"title": "A", "type": "object", "properties": fields, "additionalProperties": True}
+    with ModelServer(script=[Scripted("{}")], strict=WIRES[wire].strict) as server:
+        with ChatCtx(**WIRES[wire].settings(server)) as chat:
+            assert chat.with_structured_output(schema, method="json_schema").invoke("Hi") == {}
+        body = server.requests[0].body
+    config = body.get("output_config") or body["outputConfig"]
+    form = config.get("format") or config["textFormat"]["structure"]["jsonSchema"]
+    own = form["schema"] if isinstance(form["schema"], dict) else json.loads(form["schema"])
+    taken = {"any": {}, "either": {"anyOf": [{"type": "string"}]}, "rows": {"description": "{items: True}"}}
+    assert own == {"title": "A", "type": "object", "properties": taken, "additionalProperties": False}
 
 
 @WIRE
