@@ -384,6 +384,14 @@ class ContextLLM(FunctionCallingLLM, Closing):
     def class_name(cls) -> str:
         return "ContextLLM"
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
+        """Raises ConfigError: no dict has the sessions, the store, and the keys of the LLM inside."""
+        raise ConfigError(
+            "a ContextLLM is not made from a dict, which has neither its sessions nor their store: make the LLM inside again and "
+            "give it to with_context(llm, session_id=..., store=...)"
+        )
+
     @property
     def metadata(self) -> LLMMetadata:
         fields: dict[str, Any] = {**self.inner.metadata.model_dump(), "context_window": self.window}

@@ -3265,6 +3265,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_engines.py::test_a_full_memory_of_a_small_window_leaves_half_of_it",
         ),
         (
+            "a_memory_does_not_know_the_calls_that_others_put",
+            "if not waiting and _begins_with_result(messages):",
+            "if False:",
+            "llamaindex/test_call_ids.py::test_a_result_without_an_id_that_another_memory_puts_answers_the_call_that_waits",
+        ),
+        (
+            "a_result_without_an_id_answers_any_run",
+            "return waiting[0] if len(waiting) == 1 else ()",
+            "return waiting[0] if waiting else ()",
+            "llamaindex/test_call_ids.py::test_a_result_without_an_id_is_refused_where_two_runs_wait",
+        ),
+        (
             "a_field_of_a_model_is_no_memory",
             'isinstance(data, dict) and "engine" in data',
             "False",
@@ -3300,6 +3312,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "../../llamaindex_ctx/wrapper.py",
+        (
+            "an_llm_is_made_from_a_dict_without_its_sessions",
+            "def from_dict(cls",
+            "def read_dict(cls",
+            "llamaindex/test_mistakes.py::test_an_llm_with_a_context_is_made_from_no_dict",
+        ),
         (
             "a_run_keeps_the_prompt_of_another_agent",
             "prompts = self.prompts or ()",

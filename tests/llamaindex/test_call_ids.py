@@ -11,6 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.tools import FunctionTool
 
+from ctxfold import MemoryStore, OrphanToolResultError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxChatStore, CtxMemory, with_context
 from tests.llamaindex.scripted_agents import selecting
@@ -155,3 +156,34 @@ async def test_calls_and_results_come_back_under_the_same_ids(
     assert [m.content for m in given[2:4]] == ["one", "two"]
     if len(set(result_ids)) == 2:
         assert given == told
+
+
+@pytest.mark.parametrize("ids", [(None,), ("a",), ("weather", "weather")], ids=["no id", "an id", "the tool's name"])
+async def test_a_result_without_an_id_that_another_memory_puts_answers_the_call_that_waits(
+    ids: tuple[str | None, ...], call: Driver
+) -> None:
+    """A server makes a memory for each of its requests: one of them stores the call, and the next the result."""
+    store = MemoryStore()
+    with CtxMemory.from_defaults("s", store=store, context_window=8_000) as first:
+        await call(first, "put_messages", [user("q"), in_blocks(*ids)])
+    with CtxMemory.from_defaults("s", store=store, context_window=8_000) as second:
+        for number, _ in enumerate(ids):
+            tool_id = {"tool_call_id": ids[0]} if len(ids) > 1 else {}
+            message = ChatMessage(role="tool", content=f"result {number}", additional_kwargs=tool_id)
+            await call(second, "put", message)
+        await call(second, "put", bot("done"))
+        shown = await call(second, "get")
+    assert [m.role.value for m in shown] == ["user", "assistant", *["tool"] * len(ids), "assistant"]
+    answered = [m.additional_kwargs["tool_call_id"] for m in shown if m.role.value == "tool"]
+    assert answered == [block.tool_call_id for block in shown[1].blocks if isinstance(block, ToolCallBlock)]
+
+
+def test_a_result_without_an_id_is_refused_where_two_runs_wait() -> None:
+    store = MemoryStore()
+    memories = [CtxMemory.from_defaults("s", store=store, context_window=8_000) for _ in range(3)]
+    for number, memory in enumerate(memories[:2]):
+        memory.put_messages([user(f"question {number}"), in_blocks("a")])
+    with pytest.raises(OrphanToolResultError):
+        memories[2].put(ChatMessage(role="tool", content="whose?"))
+    for memory in memories:
+        memory.close()

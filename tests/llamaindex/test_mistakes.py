@@ -15,6 +15,7 @@ from llama_index.core.memory import StaticMemoryBlock
 from ctxfold import ConfigError, CtxError, MessageError
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import (
+    ContextLLM,
     CtxChatStore,
     CtxLLM,
     CtxMemory,
@@ -174,3 +175,11 @@ def test_a_copy_of_an_llm_keeps_its_fields() -> None:
     llm = CtxLLM(model="m", base_url="http://127.0.0.1:9/v1", system_prompt="Be brief.")
     again = CtxLLM.from_dict(llm.to_dict())
     assert (again.model, again.base_url, again.system_prompt) == ("m", "http://127.0.0.1:9/v1", "Be brief.")
+
+
+def test_an_llm_with_a_context_is_made_from_no_dict() -> None:
+    """Its sessions and their store are in none, nor are the keys of the LLM inside."""
+    llm = with_context(MockLLM(), context_window=8_000)
+    for read in (lambda: ContextLLM.from_dict(llm.to_dict()), lambda: ContextLLM.from_json(llm.to_json())):
+        with pytest.raises(ConfigError, match=r"not made from a dict.*with_context"):
+            read()
