@@ -12,6 +12,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.messages import LC_ID_PREFIX, BaseMessage
 
 from ctxfold.adapters.refused_reasoning import PlainCalls
+from ctxfold.adapters.sessions import warn_caller
 from ctxfold.connect import check_fits
 from ctxfold.engine.request import Options
 from ctxfold.engine.turn import TurnInput
@@ -100,6 +101,13 @@ def call_options(defaults: Options, row: Any, stop: Sequence[str] | None, kwargs
     `row` is the provider's profile, None for a backend that the caller made.
     """
     forced = choice(kwargs.get("tool_choice"))
+    thinking = _thinking(row, kwargs.get("thinking", defaults.thinking), forced)
+    if forced == "required" and row is not None and not row.can_force(thinking):
+        warn_caller(
+            f"tool_choice='any' leaves it to the model whether it calls a tool: provider {row.name!r} cannot force this model, or "
+            "not while it thinks; use thinking=False where that is why, or method='json_schema' for structured output"
+        )
+        forced = "auto"
     limit = kwargs.get("max_tokens", kwargs.get("max_completion_tokens"))
     ends = stop or kwargs.get("stop") or defaults.stop
     body = {name: v for name, v in kwargs.items() if name not in _NOT_SENT | _OPTIONS and v is not None}
@@ -112,11 +120,16 @@ def call_options(defaults: Options, row: Any, stop: Sequence[str] | None, kwargs
         stop=(ends,) if isinstance(ends, str) else tuple(ends),
         tools=specs(kwargs.get("tools")),
         tool_choice=forced,
-        thinking=_thinking(row, kwargs.get("thinking", defaults.thinking), forced),
+        thinking=thinking,
         model=kwargs.get("model") or defaults.model,
         context_window=kwargs.get(WINDOW),
         extra={**defaults.extra, **body, **(kwargs.get("extra_body") or {})},
     )
+
+
+def may_force(row: Any, thinking: bool | str | None) -> bool:
+    """Tells whether a call may force a tool, where it goes without thinking if `thinking` leaves that open."""
+    return row is None or bool(row.can_force(_thinking(row, thinking, "required")))
 
 
 def _thinking(row: Any, setting: bool | str | None, forced: str | None) -> bool | str | None:

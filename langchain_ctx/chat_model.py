@@ -43,6 +43,7 @@ from langchain_ctx.chat_calls import (
     WINDOW,
     ChatCall,
     call_options,
+    may_force,
     no_session,
     plain_astream,
     plain_stream,
@@ -55,7 +56,7 @@ from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import translated
 from langchain_ctx.messages import from_langchain, to_langchain
 from langchain_ctx.models import model_profile
-from langchain_ctx.refusals import provider_label
+from langchain_ctx.refusals import provider_label, unless_no_call
 from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
 from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ReportedSummarizer
@@ -512,14 +513,19 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
     ) -> Runnable[LanguageModelInput, builtins.dict[str, Any] | BaseModel]:
         """Returns a chain whose answers follow a schema.
 
-        A provider that cannot force a tool call while it thinks does not think in such a call; with `thinking` set, use
-        method="json_schema" or, as far as the wire has it, "json_mode": those of Anthropic and Bedrock do not.
+        A provider that cannot force a tool call while it thinks does not think in such a call. Where no call can be forced at all,
+        as with `thinking` set and with some models, a reply without one raises LangChain's OutputParserException: there,
+        method="json_schema" is the better choice.
 
         Raises ConfigError for a schema that the wire does not take. A call raises LangChain's ModelRefusalError when
         the model refuses to answer (OutputParserException before langchain-core 1.7.5).
         """
         settings = call_settings(schema, method, strict=strict)
         row = getattr(self._backend, "profile", None)
+        if method == "function_calling" and not may_force(row, kwargs.get("thinking", self.thinking)):
+            del settings["tool_choice"]
+            model = self.bind(**settings, **kwargs) | unless_no_call()
+            return parsed(model, schema, method, include_raw=include_raw)
         if row is not None and method == "json_schema":
             with_answer_format(row.wire, settings)  # a schema that the service cannot take is refused at once
         return parsed(self.bind(**settings, **kwargs), schema, method, include_raw=include_raw)

@@ -15,6 +15,8 @@ _OWN_KEYS = frozenset({"context_window", "owner", "session_id", "thread_id"})
 _GRAPH_KEYS = ("__pregel_", "checkpoint_")
 # the settings of models in several packages that turn thinking on or off
 _THINKING = ("reasoning", "reasoning_effort", "thinking_level", "thinking_budget")
+# whose models answer in a schema
+_SCHEMA_WIRES = frozenset({"anthropic_messages", "bedrock_converse"})
 _NO_SETTING = object()
 _DATE = re.compile(r"[-@](?:\d{4}|\d{8}|\d{4}-\d{2}-\d{2})")
 
@@ -132,6 +134,8 @@ def model_profile(backend: Any, *, context_window: int | None, max_tokens: int |
             "tool_choice": rules.forced_tool_choice is not False,
             "temperature": "temperature" not in rules.refuses,
             "mid_conversation_system_messages": not rules.system_leads,
+            # of models that cannot be forced to call a tool: an agent has the provider enforce its schema then
+            "structured_output": (rules.forced_tool_choice is False and row.wire in _SCHEMA_WIRES) or None,
             "reasoning_output": True if thinking.default_on or thinking.on else None,
             "reasoning_effort_levels": list(thinking.effort) or None,
         }

@@ -46,6 +46,40 @@ def unless_refused() -> Runnable[Any, Any]:
     return RunnableGenerator(check, acheck)
 
 
+def unless_no_call() -> Runnable[Any, Any]:
+    """Returns a step that passes on a model's reply, also in chunks. It raises OutputParserException for one without a call."""
+
+    def check(replies: Iterator[Any]) -> Iterator[Any]:
+        calls = False
+        for reply in replies:
+            calls = calls or _calls(reply)
+            yield reply
+        _check_called(calls)
+
+    async def acheck(replies: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        calls = False
+        async for reply in replies:
+            calls = calls or _calls(reply)
+            yield reply
+        _check_called(calls)
+
+    return RunnableGenerator(check, acheck)
+
+
+def _calls(reply: BaseMessage) -> bool:
+    return bool(getattr(reply, "tool_call_chunks", None) or getattr(reply, "tool_calls", None)) or (
+        refusal_block(reply) is not None
+    )
+
+
+def _check_called(calls: bool) -> None:
+    if not calls:
+        raise lc.OutputParserException(
+            "the model answered without the tool call of the schema, and cannot be forced to make it: ask for it in the prompt, "
+            "or use method='json_schema'"
+        )
+
+
 def _accepted(reply: Any) -> Any:
     message: BaseMessage = reply if isinstance(reply, BaseMessage) else reply["raw"]
     if (block := refusal_block(message)) is not None:

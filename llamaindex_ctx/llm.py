@@ -389,10 +389,8 @@ class CtxLLM(FunctionCallingLLM):
         profile = getattr(self.backend, "profile", None)
         if profile is None:
             return True
-        thinking = options.get("thinking", self.additional_kwargs.get("thinking", self.thinking))
-        thinks = bool(profile.thinking.default_on) if thinking is None else bool(thinking)
-        forced = profile.request.forced_tool_choice
-        return not thinks if forced == "not_while_thinking" else bool(forced)
+        forces: bool = profile.can_force(options.get("thinking", self.additional_kwargs.get("thinking", self.thinking)))
+        return forces
 
     def _request(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Request:
         defaults = {

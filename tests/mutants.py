@@ -3158,6 +3158,42 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "backends/profile.py",
+        (
+            "a_model_that_thinks_can_be_forced",
+            'return not thinks(self, thinking) if forced == "not_while_thinking" else forced',
+            "return bool(forced)",
+            "langchain/test_chat_features.py::test_a_model_that_cannot_be_forced_chooses_between_tools_and_is_refused_one",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/chat_calls.py",
+        (
+            "any_tool_is_a_demand",
+            'if forced == "required" and row is not None',
+            'if forced == "none" and row is not None',
+            "langchain/test_chat_features.py::test_a_model_that_cannot_be_forced_chooses_between_tools_and_is_refused_one",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/refusals.py",
+        (
+            "a_reply_without_the_call_is_none",
+            "    if not calls:\n",
+            "    if False:\n",
+            "langchain/test_chat_features.py::test_structured_output_of_a_model_that_cannot_be_forced",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/models.py",
+        (
+            "an_agent_forces_models_that_cannot_be",
+            "rules.forced_tool_choice is False and row.wire in _SCHEMA_WIRES",
+            "False",
+            "langchain/test_chat_features.py::test_an_agent_has_the_provider_enforce_the_schema_of_a_model_that_cannot_be_forced",
+        ),
+    ),
+    *_of(
         "../../langchain_ctx/tools.py",
         (
             "an_object_with_any_keys_is_closed",
@@ -3186,6 +3222,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "../../langchain_ctx/chat_model.py",
+        (
+            "a_schema_is_a_demand_that_some_models_refuse",
+            'if method == "function_calling" and not may_force(',
+            "if False and not may_force(",
+            "langchain/test_chat_features.py::test_structured_output_of_a_model_that_cannot_be_forced",
+        ),
         (
             "a_schema_is_refused_at_the_first_call_only",
             'if row is not None and method == "json_schema":',

@@ -10,13 +10,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.caches import InMemoryCache
+from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models.chat_model_stream import ChatModelStream
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.tools import tool
+from pydantic import BaseModel
 
-from ctxfold import ConfigError
+from ctxfold import ConfigError, CtxWarning
 from ctxfold.testing import ModelServer, RawReply, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, from_langchain, to_langchain
 
@@ -275,8 +279,73 @@ def test_a_forced_call_is_made_without_thinking_where_both_cannot_be() -> None:
             chat.bind_tools([weather], tool_choice="weather").invoke("x")
             chat.bind_tools([weather]).invoke("x")
         assert [r.body["thinking"]["type"] for r in server.requests] == ["disabled", "disabled", "enabled"]
-        with (
-            chat_on(server, provider="deepseek", thinking=True) as chat,
-            pytest.raises(ConfigError, match="cannot force a tool call while thinking"),
-        ):
+
+
+def test_a_model_that_cannot_be_forced_chooses_between_tools_and_is_refused_one() -> None:
+    """LangChain's agents ask for "any" tool where one is the structured answer; a tool's name is a demand."""
+    with (
+        ModelServer(model="m", script=[RICH], strict="deepseek") as server,
+        chat_on(server, provider="deepseek", thinking=True) as chat,
+    ):
+        with pytest.warns(CtxWarning, match="leaves it to the model whether it calls a tool"):
             chat.bind_tools([weather], tool_choice="any").invoke("x")
+        assert [(r.body["thinking"]["type"], r.body["tool_choice"]) for r in server.requests] == [("enabled", "auto")]
+        with pytest.raises(ConfigError, match="cannot force a tool call while thinking"):
+            chat.bind_tools([weather], tool_choice="weather").invoke("x")
+
+
+class Song(BaseModel):
+    """A song."""
+
+    title: str
+
+
+NEWEST = {"model": "claude-opus-5-5", "provider": "anthropic"}
+BLUE = Scripted(reasoning="Hm.", tool_calls=(ScriptedCall("Song", '{"title": "Blue"}'),))
+UNFORCED = pytest.mark.parametrize(
+    "settings",
+    [NEWEST, {"model": "claude-sonnet-4-6", "provider": "anthropic", "thinking": True}],
+    ids=["always", "thinks"],
+)
+
+
+@UNFORCED
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream"])
+async def test_structured_output_of_a_model_that_cannot_be_forced(settings: dict[str, Any], how: str) -> None:
+    with ModelServer(script=[BLUE, Scripted("Blue."), BLUE], strict="anthropic") as server:
+        with ChatCtx(base_url=server.base_url, api_key="k", max_tokens=4_000, **settings) as chat:
+            song = chat.with_structured_output(Song)
+
+            async def ask() -> Any:
+                match how:
+                    case "invoke":
+                        return song.invoke("x")
+                    case "ainvoke":
+                        return await song.ainvoke("x")
+                    case _:
+                        return [*song.stream("x")][-1]
+
+            assert await ask() == Song(title="Blue")
+            with pytest.raises(OutputParserException, match=r"without the tool call of the schema.*json_schema"):
+                await ask()
+            both = chat.with_structured_output(Song, include_raw=True).invoke("x")
+            assert isinstance(both, dict)
+            assert (both["parsed"], both["parsing_error"]) == (Song(title="Blue"), None)
+            await chat.aclose()
+        assert all("tool_choice" not in request.body for request in server.requests)
+        assert all("thinking" in str(request.body) for request in server.requests)
+
+
+def test_an_agent_has_the_provider_enforce_the_schema_of_a_model_that_cannot_be_forced() -> None:
+    """LangChain chooses by the profile for models that it does not know by name."""
+    with ModelServer(script=[Scripted('{"title": "Blue"}'), BLUE], strict="anthropic") as server:
+        with ChatCtx(base_url=server.base_url, api_key="k", **NEWEST) as chat:
+            given: Any = {"messages": [("user", "A song.")]}
+            assert create_agent(chat, [], response_format=Song).invoke(given)["structured_response"] == Song(
+                title="Blue"
+            )
+            with pytest.warns(CtxWarning, match="leaves it to the model"):
+                state = create_agent(chat, [], response_format=ToolStrategy(Song)).invoke(given)
+            assert state["structured_response"] == Song(title="Blue")
+        formats = [(request.body.get("output_config") or {}).get("format") for request in server.requests]
+        assert [form is not None for form in formats] == [True, False]

@@ -257,6 +257,11 @@ class Profile(_Row):
             return self
         return _checked({**self.model_dump(exclude_unset=True), **self.models[prefix], "models": {}}, self.name)
 
+    def can_force(self, thinking: bool | str | None) -> bool:
+        """Returns True where a request with this `thinking` may force a tool call."""
+        forced = self.request.forced_tool_choice
+        return not thinks(self, thinking) if forced == "not_while_thinking" else forced
+
     def prefix_of(self, model: str | None) -> str | None:
         """Returns the longest prefix in `models` that the model name begins with; None when there is none."""
         name = re.sub(f"^(?:{self.model_prefix})", "", (model or "").lower())
