@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from ctxfold.effects import Flow
 from ctxfold.engine.engine import Engine
@@ -57,7 +57,7 @@ class Conversation:
         with self._turn() as turn:
             own = await sessions.arun(key, turn.begin)
             context = await sessions.aat(own.key.session, own.key.owner)
-            async with aclosing(cast("AsyncEvents", context.astream(own, replies.append))) as events:
+            async with aclosing(context.astream(own, replies.append)) as events:
                 async for event in events:
                     yield event
             await sessions.arun(key, partial(turn.end, reply=replies[0]))
@@ -66,7 +66,7 @@ class Conversation:
 
     def _ask(self, engine: Engine) -> Flow[Reply]:
         with self._turn() as turn:
-            reply = yield from ask(engine, (yield from turn.begin(engine)))
+            reply, _ = yield from ask(engine, (yield from turn.begin(engine)))
             yield from turn.end(engine, reply)
         return reply
 

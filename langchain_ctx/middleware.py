@@ -252,7 +252,8 @@ class AgentTurn:
         self._key = visit.key
         settled, messages = self._unseen(visit.attachment)
         yield from visit.add(engine, settled, after=messages[0].id if settled else None)
-        answer = response_of((yield from ask(engine, self._question(visit, messages))))
+        reply, _ = yield from ask(engine, self._turn_input(visit, messages))
+        answer = response_of(reply)
         # the result of a structured answer's call
         yield from visit.add(engine, [*map(from_langchain, answer.result[1:])])
         if not self._separate:
@@ -269,7 +270,7 @@ class AgentTurn:
         unseen = converted_from(self._messages.messages, max(known, attachment.repeated))
         return split_settled(unseen, attachment.restored, continues_known=known >= 0)
 
-    def _question(self, visit: Visit, messages: tuple[Message, ...]) -> TurnInput:
+    def _turn_input(self, visit: Visit, messages: tuple[Message, ...]) -> TurnInput:
         settings = self.request.model_settings
         options = Options(
             tools=self._counted_tools(),

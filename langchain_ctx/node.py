@@ -145,7 +145,7 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
                     attachment = visit.attachment
                     if self._is_whole(own):
                         attachment = yield from _agreeing(engine, own.key, attachment, incoming, last)
-                    request = yield from request_for(engine, self._question(attachment, messages, config))
+                    request = yield from request_for(engine, self._turn_input(attachment, messages, config))
                     if own.place:
                         yield from visit.leave(engine, incoming)
                     elif self._is_whole(own):
@@ -210,7 +210,7 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
         with self._sessions.subgraphs.exclusive(address.key) as key:
             yield replace(address, key=key)
 
-    def _question(self, attachment: Attachment, messages: Sequence[BaseMessage], config: RunnableConfig) -> TurnInput:
+    def _turn_input(self, attachment: Attachment, messages: Sequence[BaseMessage], config: RunnableConfig) -> TurnInput:
         """Returns the end of the list as a question, from the newest message that the session has, with the system messages."""
         leading = leading_count(messages)
         unseen = converted_from(messages, max(newest_known([m.id for m in messages], attachment.known), leading))

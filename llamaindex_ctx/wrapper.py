@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import threading
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Self, Unpack, cast
+from typing import Any, NamedTuple, Self, Unpack
 
 from llama_index.core.agent.utils import messages_to_xml_format
 from llama_index.core.agent.workflow.prompts import DEFAULT_EARLY_STOPPING_PROMPT
@@ -348,7 +348,7 @@ class _SessionCall:
     """A call under way: its session, its question and its arguments."""
 
     context: AgentContext
-    question: TurnInput
+    turn_input: TurnInput
     call: LlmCall
     incoming: _IncomingMessages
 
@@ -443,7 +443,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
         """Returns the whole answer to the newest message, which is sent with as many earlier messages as fit."""
         call_in_session = self._begin(messages, kwargs)
         with original_error():
-            reply = call_in_session.context.ask(call_in_session.question)
+            reply = call_in_session.context.ask(call_in_session.turn_input)
             if received := call_in_session.received(reply):
                 call_in_session.context.add(received)
             return self._response(call_in_session, reply)
@@ -451,7 +451,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         call_in_session = await self._abegin(messages, kwargs)
         with original_error():
-            reply = await call_in_session.context.aask(call_in_session.question)
+            reply = await call_in_session.context.aask(call_in_session.turn_input)
             if received := call_in_session.received(reply):
                 await call_in_session.context.aadd(received)
             return self._response(call_in_session, reply)
@@ -461,9 +461,8 @@ class ContextLLM(FunctionCallingLLM, Closing):
         call_in_session = self._begin(messages, kwargs)
         replies: list[Reply] = []
         with original_error():
-            events: Any = call_in_session.context.stream(call_in_session.question, replies.append)
-            with closing(events):
-                for _ in cast("Iterator[Any]", events):
+            with closing(call_in_session.context.stream(call_in_session.turn_input, replies.append)) as events:
+                for _ in events:
                     yield from call_in_session.call.take()
             if received := call_in_session.received(replies[0]):
                 call_in_session.context.add(received)
@@ -477,9 +476,8 @@ class ContextLLM(FunctionCallingLLM, Closing):
         call_in_session = await self._abegin(messages, kwargs)
         replies: list[Reply] = []
         with original_error():
-            events: Any = call_in_session.context.astream(call_in_session.question, replies.append)
-            async with aclosing(events):
-                async for _ in cast("AsyncIterator[Any]", events):
+            async with aclosing(call_in_session.context.astream(call_in_session.turn_input, replies.append)) as events:
+                async for _ in events:
                     for response in call_in_session.call.take():
                         yield response
             if received := call_in_session.received(replies[0]):
@@ -678,7 +676,7 @@ class _IncomingMessages:
         listed, order = self.listed, ""
         if len(listed) > 1 and _stops_early(listed):
             listed, order = listed[:-1], listed[-1].text
-        question = TurnInput(
+        turn_input = TurnInput(
             key,
             listed,
             call.options(self.injected, order),
@@ -688,10 +686,10 @@ class _IncomingMessages:
             from_window=self.from_window,
             keeps_answers=bool(self.run_key.run) and (self.from_window or self.listed[-1].role == "tool"),
         )
-        return _SessionCall(context, question, call, self)
+        return _SessionCall(context, turn_input, call, self)
 
     def in_run(self, run: Run, call: LlmCall) -> _SessionCall:
         key = SessionKey(run.context.owner, run.context.session)
         prompts = self.prompts or ()  # the list is all that there is: it has none, whatever an earlier one had
-        question = TurnInput(key, run.fresh, call.options(self.injected), prompts, reply_id=call.reply_id)
-        return _SessionCall(run.context, question, call, self)
+        turn_input = TurnInput(key, run.fresh, call.options(self.injected), prompts, reply_id=call.reply_id)
+        return _SessionCall(run.context, turn_input, call, self)

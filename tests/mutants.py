@@ -80,7 +80,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "session/context.py",
         (
             "a_text_is_asked_like_a_turn",
-            "if not is_a(question, TurnInput):",
+            "if not is_a(turn_input, TurnInput):",
             "if False:",
             "engine/test_mistakes.py::test_calls",
         ),

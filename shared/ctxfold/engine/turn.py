@@ -110,9 +110,10 @@ class OpenReply:
         return self.attempt.turn_id
 
 
-def ask(engine: Engine, turn_input: TurnInput) -> Flow[Reply]:
-    """Returns the model's reply, once it is stored. When anything fails, the session is as it was before.
+def ask(engine: Engine, turn_input: TurnInput) -> Flow[tuple[Reply, str | None]]:
+    """Returns the model's reply, once it is stored, and the turn that it leaves open, if it has tool calls.
 
+    When anything fails, the session is as it was before.
     A question that was stored together with its reply already, but whose caller never heard so, gets that reply again.
     """
     options = turn_input.options
@@ -121,9 +122,10 @@ def ask(engine: Engine, turn_input: TurnInput) -> Flow[Reply]:
         stored = yield from _ingest(engine, attempt, turn_input)
         if stored is not None:
             yield from _make_room(engine, attempt.open_session, options, stored)
-            return Reply(stored, stored.usage, stored.finish_reason)
-        reply: Reply = yield from _send_with_recovery(engine, attempt, options, Complete)
-        message = yield from _commit(engine, attempt, options, reply.message, reply.billed)
+            reply, message = Reply(stored, stored.usage, stored.finish_reason), stored
+        else:
+            reply = yield from _send_with_recovery(engine, attempt, options, Complete)
+            message = yield from _commit(engine, attempt, options, reply.message, reply.billed)
     except GeneratorExit:
         raise
     except BaseException:
@@ -131,7 +133,8 @@ def ask(engine: Engine, turn_input: TurnInput) -> Flow[Reply]:
         raise
     finally:
         attempt.leave()
-    return reply if message == reply.message else replace(reply, message=message)
+    reply = reply if message is reply.message else replace(reply, message=message)
+    return reply, attempt.open_session.turn_ending_with(message.id)
 
 
 def request_for(engine: Engine, turn_input: TurnInput) -> Flow[Request]:
@@ -155,9 +158,9 @@ def request_for(engine: Engine, turn_input: TurnInput) -> Flow[Request]:
     return request
 
 
-def open_reply(engine: Engine, turn_input: TurnInput, message_id: str) -> Flow[OpenReply]:
+def open_reply(engine: Engine, turn_input: TurnInput) -> Flow[OpenReply]:
     """Returns the reply's stream, once its first event has arrived."""
-    options = turn_input.options
+    options, message_id = turn_input.options, turn_input.reply_id or engine.ports.ids.new()
     attempt = yield from _open(engine, turn_input)
     try:
         stored = yield from _ingest(engine, attempt, turn_input)
@@ -182,7 +185,7 @@ def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
     whole = reply.fold.close()
     message = yield from _commit(engine, reply.attempt, reply.options, whole.message, whole.billed)
     reply.attempt.leave()
-    return whole if message == whole.message else replace(whole, message=message)
+    return whole if message is whole.message else replace(whole, message=message)
 
 
 def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from typing import Any, Unpack, cast
 
@@ -18,7 +18,7 @@ from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
 from ctxfold.engine.request import RequestOptions, options_from
 from ctxfold.engine.turn import OpenReply, TurnInput
-from ctxfold.errors import ConfigError, SessionNotFoundError
+from ctxfold.errors import ConfigError
 from ctxfold.events import Rewriter, Subscriber, WindowGauge
 from ctxfold.history.log import session_cost
 from ctxfold.history.prefix import PrefixStats
@@ -51,7 +51,6 @@ from ctxfold.protocols import (
 from ctxfold.sections.section import Section
 from ctxfold.session.handle import Input, SessionHandle
 from ctxfold.session.service import ContextService
-from ctxfold.session_state import OpenSession, load
 from ctxfold.stream import Completed, StreamEvent, StreamPiece
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, check_text, is_a, kind_of, name_or_own
@@ -219,13 +218,7 @@ class AgentContext(SessionHandle, SharesSessions):
     @sync_method
     def send(self, content: Input, **options: Unpack[RequestOptions]) -> Flow[Reply]:
         """Sends messages and returns the model's reply; both are stored. When it raises, the session is unchanged."""
-        question = self._question(content, options)
-        reply = yield from turn.ask(self._engine, question)
-        open_session = self._engine.known(question.key)
-        if open_session is None:  # another session has taken its place in memory, or it was erased meanwhile
-            with suppress(SessionNotFoundError):
-                open_session = OpenSession((yield from load(question.key, self._ports)))
-        self._request_turn = None if open_session is None else open_session.turn_ending_with(reply.message.id)
+        reply, self._request_turn = yield from turn.ask(self._engine, self._turn_input(content, options))
         return reply
 
     asend = async_method(send)
@@ -236,29 +229,30 @@ class AgentContext(SessionHandle, SharesSessions):
         `on_abort` says what a stream that is closed early leaves behind. Until the turn ends, `view`, `messages` and `window`
         of this context show it.
         """
-        return self._streamed(self._question(content, options))
+        return self._streamed(self._turn_input(content, options))
 
     def asend_stream(self, content: Input, **options: Unpack[RequestOptions]) -> AsyncIterator[StreamEvent]:
-        return self._astreamed(self._question(content, options))
+        return self._astreamed(self._turn_input(content, options))
 
-    def _streamed(self, question: TurnInput) -> Iterator[StreamEvent]:
+    def _streamed(self, turn_input: TurnInput) -> Iterator[StreamEvent]:
         whole: list[Reply] = []
         # what a caller leaves is abandoned at once, not when the garbage is collected
-        with closing(cast("Generator[StreamPiece, None, None]", self.stream(question, whole.append))) as pieces:
+        with closing(self.stream(turn_input, whole.append)) as pieces:
             yield from pieces
         yield Completed(whole[0])
 
-    async def _astreamed(self, question: TurnInput) -> AsyncIterator[StreamEvent]:
+    async def _astreamed(self, turn_input: TurnInput) -> AsyncIterator[StreamEvent]:
         whole: list[Reply] = []
-        async with aclosing(cast("AsyncGenerator[StreamPiece, None]", self.astream(question, whole.append))) as pieces:
+        async with aclosing(self.astream(turn_input, whole.append)) as pieces:
             async for piece in pieces:
                 yield piece
         yield Completed(whole[0])
 
-    def stream(self, question: TurnInput, done: Callable[[Reply], None] | None = None) -> Iterator[StreamPiece]:
+    def stream(
+        self, turn_input: TurnInput, done: Callable[[Reply], None] | None = None
+    ) -> Generator[StreamPiece, None, None]:
         """Streams the chunks of the reply; `done` is called with the whole reply once it is stored."""
-        _check_question(question)
-        reply: OpenReply = self._run(turn.open_reply(self._engine, question, question.reply_id or self.new_id()))
+        reply: OpenReply = self._run(turn.open_reply(self._engine, _checked(turn_input)))
         self._request_turn = reply.turn_id
         stream = cast("ChunkStream", reply.stream)
         try:
@@ -274,10 +268,9 @@ class AgentContext(SessionHandle, SharesSessions):
             done(whole)
 
     async def astream(
-        self, question: TurnInput, done: Callable[[Reply], None] | None = None
-    ) -> AsyncIterator[StreamPiece]:
-        _check_question(question)
-        reply: OpenReply = await self._arun(turn.open_reply(self._engine, question, question.reply_id or self.new_id()))
+        self, turn_input: TurnInput, done: Callable[[Reply], None] | None = None
+    ) -> AsyncGenerator[StreamPiece, None]:
+        reply: OpenReply = await self._arun(turn.open_reply(self._engine, _checked(turn_input)))
         self._request_turn = reply.turn_id
         stream = cast("AsyncChunkStream", reply.stream)
         async with aclosing(stream):
@@ -293,22 +286,21 @@ class AgentContext(SessionHandle, SharesSessions):
             done(whole)
 
     @sync_method
-    def ask(self, question: TurnInput) -> Flow[Reply]:
+    def ask(self, turn_input: TurnInput) -> Flow[Reply]:
         """Does the same as `send`, with all arguments spelt out; for the framework packages."""
-        _check_question(question)
-        return turn.ask(self._engine, question)
+        reply, _ = yield from turn.ask(self._engine, _checked(turn_input))
+        return reply
 
     aask = async_method(ask)
 
     @sync_method
-    def request_for(self, question: TurnInput) -> Flow[Request]:
+    def request_for(self, turn_input: TurnInput) -> Flow[Request]:
         """Returns the request for a complete message list, for a model that the caller calls. The next list brings the reply."""
-        _check_question(question)
-        return turn.request_for(self._engine, question)
+        return turn.request_for(self._engine, _checked(turn_input))
 
     arequest_for = async_method(request_for)
 
-    def _question(self, content: Input, options: Mapping[str, Any]) -> TurnInput:
+    def _turn_input(self, content: Input, options: Mapping[str, Any]) -> TurnInput:
         messages = tuple(map(validated, self._messages(content)))
         return TurnInput(self._key, messages, options_from(options), self._prompts, not isinstance(content, str))
 
@@ -486,9 +478,10 @@ def _prompts(system: object) -> tuple[str, ...] | None:
     return cast("tuple[str, ...]", several)
 
 
-def _check_question(question: object) -> None:
-    if not is_a(question, TurnInput):
+def _checked(turn_input: TurnInput) -> TurnInput:
+    if not is_a(turn_input, TurnInput):
         raise ConfigError(
-            f"the question is {kind_of(question)}: a framework gives a TurnInput here; send, send_stream and asend_stream take a "
+            f"the question is {kind_of(turn_input)}: a framework gives a TurnInput here; send, send_stream and asend_stream take a "
             "text or messages"
         )
+    return turn_input
