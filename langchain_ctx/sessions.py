@@ -393,10 +393,10 @@ class Sessions(SessionPool):
 
     def run(self, key: SessionKey, flow: Callable[[Engine], Flow[T]]) -> T:
         """Runs a flow over the engine of the sessions; `key` is the session that is opened first."""
-        return self.at(key.session, key.owner).run_flow(flow)
+        return self.first(key.session, key.owner).run_flow(flow)
 
     async def arun(self, key: SessionKey, flow: Callable[[Engine], Flow[T]]) -> T:
-        return await (await self.aat(key.session, key.owner)).arun_flow(flow)
+        return await (await self.afirst(key.session, key.owner)).arun_flow(flow)
 
     @contextmanager
     def entered(

@@ -2567,13 +2567,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine/turn.py",
         (
             "passages_of_a_memory_take_the_room_of_tool_rounds",
-            " + min(sum(rounds), rules.budget_tokens // ROUNDS_PART)\n",
+            " + min(sum(rounds), budget_tokens // ROUNDS_PART)\n",
             "\n",
             "llamaindex/test_memory_beside_llm.py::test_passages_of_a_memory_give_way_to_tools_and_rounds",
         ),
         (
             "passages_of_a_memory_that_do_not_fit_are_sent",
-            "with_passages(options, rules.budget_tokens - taken, counter.count_text)",
+            "with_passages(options, budget_tokens - taken, counter.count_text)",
             "with_passages(options, rules.budget_tokens, counter.count_text)",
             "llamaindex/test_memory_beside_llm.py::test_passages_of_a_memory_give_way_to_tools_and_rounds",
         ),

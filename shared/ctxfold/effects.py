@@ -497,9 +497,6 @@ class Complete(Effect[Reply]):
     request: Request
     summarizer: bool = False
 
-    def _backend(self, ports: Ports) -> ContextBackend:
-        return _required(ports.summarizer if self.summarizer else ports.backend)
-
     def _adapted(self, backend: ContextBackend) -> Request:
         if not self.summarizer or self.request.live_prefix:
             return self.request
@@ -511,14 +508,14 @@ class Complete(Effect[Reply]):
         return request_span(self.request, backend, operation)
 
     def perform(self, ports: Ports) -> Reply:
-        backend = self._backend(ports)
+        backend = _required(ports.summarizer if self.summarizer else ports.backend)
         with self._span(backend) as open_span:
             reply = backend.send(self._adapted(backend))
             record_reply(open_span, reply)
         return reply
 
     async def aperform(self, ports: Ports) -> Reply:
-        backend = self._backend(ports)
+        backend = _required(ports.summarizer if self.summarizer else ports.backend)
         with self._span(backend) as open_span:
             reply = await backend.asend(self._adapted(backend))
             record_reply(open_span, reply)

@@ -76,16 +76,20 @@ class SessionPool(Closing):
 
     def at(self, session_id: str, owner: str, *, create: bool = True) -> AgentContext:
         """Returns the session. The first one asked for is opened at once, any other at its first use."""
+        return self.first(session_id, owner, create=create).at(session_id, owner=owner, create=create)
+
+    async def aat(self, session_id: str, owner: str) -> AgentContext:
+        return (await self.afirst(session_id, owner)).at(session_id, owner=owner)
+
+    def first(self, session_id: str, owner: str, *, create: bool = True) -> AgentContext:
+        """Returns the session that was opened first, which is this one when there is none yet. All share its engine."""
         with self._lock:
             if self._first is None:
                 self._first = self.open(session_id=session_id, owner=owner, store=self.store, create=create)
-            first = self._first
-        return first.at(session_id, owner=owner, create=create)
+            return self._first
 
-    async def aat(self, session_id: str, owner: str) -> AgentContext:
-        if self._first is None:
-            return await in_thread(partial(self.at, session_id, owner))
-        return self.at(session_id, owner)
+    async def afirst(self, session_id: str, owner: str) -> AgentContext:
+        return self._first or await in_thread(partial(self.first, session_id, owner))
 
     def open(self, **session: Any) -> AgentContext:
         """Returns a session in an engine of its own; without `store`, in a memory of its own. `session` precedes the settings."""

@@ -77,21 +77,11 @@ class Engine:
         self.rules = rules
         self.strategies = {s.name: s for s in strategies}
         self.events = Subscribers(always=record_event)
-        self.fitter = WindowFitter(ports, self.strategies, self.events)
-        self.sections = sections
+        self.fitter = WindowFitter(ports, self.strategies, self.events, check_sections(sections))
         self.max_sessions = session_limit(max_sessions)
         self._open_sessions: LruCache[SessionKey, OpenSession] = LruCache(
             self.max_sessions, in_use=lambda open_session: open_session.in_use
         )
-
-    @property
-    def sections(self) -> tuple[Section, ...]:
-        """Returns the sections; where not all of them fit, earlier ones take precedence."""
-        return self.fitter.sections
-
-    @sections.setter
-    def sections(self, sections: Sequence[Section]) -> None:
-        self.fitter.sections = check_sections(sections)
 
     # sessions
 
@@ -256,8 +246,8 @@ class Engine:
         Nothing is written then: a store refuses a known id with other content, and ignores one with the same content.
         """
         yield from self.count_long((validated(question),))
-        rules, record_ids = open_session.rules(options.context_window), {question.id: f"m:{question.id}"}
-        _, drafts = yield from self._drafts(open_session, rules, (question,), None, record_ids=record_ids, hold_in=turn)
+        stage, record_ids = open_session.stage(None, options.context_window), {question.id: f"m:{question.id}"}
+        _, drafts = yield from self._drafts(open_session, stage, (question,), record_ids=record_ids, hold_in=turn)
         try:
             stored = yield from append(open_session, drafts, self.ports)
         except MessageConflictError:
@@ -440,12 +430,12 @@ class Engine:
         options: Options,
     ) -> Flow[str | None]:
         """Appends new messages to a turn, or to the view. Returns the open turn that they are in, if any; see `add`."""
-        rules = open_session.rules(options.context_window)
+        stage = open_session.stage(turn, options.context_window)
         open_turn, drafts = yield from self._drafts(
-            open_session, rules, new_messages, turn, record_ids=record_ids, hold_in=hold_in
+            open_session, stage, new_messages, record_ids=record_ids, hold_in=hold_in
         )
         # a tool that answers itself, or a structured answer, ends the turn of its question
-        answers = new_messages[-1].role == "tool" and any(is_question(e.message) for e in open_session.view(turn).turn)
+        answers = new_messages[-1].role == "tool" and any(is_question(e.message) for e in stage.view.turn)
         try:
             stored = yield from append(open_session, drafts, self.ports, expect=expect)
         except MessageConflictError:
@@ -467,15 +457,14 @@ class Engine:
     def _drafts(
         self,
         open_session: OpenSession,
-        rules: Policy,
+        stage: Stage,
         new_messages: Sequence[Message],
-        turn: str | None,
         *,
         record_ids: Mapping[str, str],
         hold_in: str | None,
     ) -> Flow[tuple[str | None, list[Draft]]]:
         """Returns the open turn that the messages will be in, if any, and the drafts that store them."""
-        view = open_session.view(turn)
+        turn, view = stage.turn_id, stage.view
         drafts: list[Draft] = []
         waiting = open_calls(view.turn)
         for_model = [m for m in new_messages if m.visibility != "user"]  # others belong to no turn
@@ -486,7 +475,7 @@ class Engine:
         open_turn = turn or hold_in or (self.ports.ids.new() if pending else None)
         turn_by_id = {m.id: open_turn for m in for_model}
         after = Sizing(view, open_session.overhead_tokens)
-        measure = partial(sized, new_messages, rules=rules, counter=self.ports.counter, after=after)
+        measure = partial(sized, new_messages, rules=stage.rules, counter=self.ports.counter, after=after)
         drafts += [
             draft(
                 self.ports,

@@ -55,14 +55,16 @@ class Window:
 class WindowFitter:
     """Makes room in the windows of sessions: before a request, after a turn, or on demand."""
 
-    def __init__(self, ports: Ports, strategies: Mapping[str, Strategy], events: Subscribers) -> None:
+    def __init__(
+        self, ports: Ports, strategies: Mapping[str, Strategy], events: Subscribers, sections: tuple[Section, ...]
+    ) -> None:
         self.ports = ports
         # of a request: its passages and sections come again in each tool round
         self.count_text = lru_cache(maxsize=COUNTED_TEXTS)(ports.counter.count_text)
         self.passages = PassageFitter(ports, self.count_text)
         self.strategies = strategies
         self.events = events
-        self.sections: tuple[Section, ...] = ()
+        self.sections = sections  # where not all of them fit, earlier ones take precedence
         self.sources = Sources()
 
     def window(

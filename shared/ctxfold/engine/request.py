@@ -200,8 +200,8 @@ def build_request(
 
 
 def _up_to(window: Window, seq: int) -> int:
-    """Returns the number of leading messages up to the last one that is no newer than the record `seq`."""
-    return max((index + 1 for index, entry in enumerate(window.view) if entry.seq <= seq), default=0)
+    """Returns the number of leading messages up to the last one that is no newer than the record `seq`; 0 is no record."""
+    return seq and max((index + 1 for index, entry in enumerate(window.view) if entry.seq <= seq), default=0)
 
 
 def note_prefix(

@@ -40,7 +40,6 @@ from ctxfold.history.diff import Reconciled, asked_after_results, finished_count
 from ctxfold.history.edits import ended_with, prompted, reworded
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSummarised, SessionKey
-from ctxfold.history.view import View
 from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
 from ctxfold.policy.settings import check_least, resized
 from ctxfold.protocols import AsyncChunkStream, ChunkStream, Reply, Request, Store, capabilities_of
@@ -330,14 +329,15 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
     """
     open_session, options = attempt.open_session, turn_input.options
     placed = PlacedSections(new.messages)
-    if engine.sections or capabilities_of(engine.ports.backend, attempt.model).binds_reasoning:
-        options = _with_room_for_passages(engine, open_session, options, open_session.view(new.turn_id), new.messages)
+    if engine.fitter.sections or capabilities_of(engine.ports.backend, attempt.model).binds_reasoning:
+        stage = open_session.stage(new.turn_id, options.context_window)
+        options = _with_room_for_passages(engine, stage, options, new.messages)
         placed = yield from place_sections(
             engine,
             open_session,
             new.messages,
             turn_id=new.turn_id,
-            overhead_tokens=_overhead_tokens(engine, open_session, options),
+            overhead_tokens=_overhead_tokens(engine, stage, options),
             options=options,
         )
     attempt.stored_ids = frozenset(m.id for m in placed.messages)
@@ -381,35 +381,32 @@ def _check_size(engine: Engine, open_session: OpenSession, stage: Stage, message
         )
 
 
-def _overhead_tokens(engine: Engine, open_session: OpenSession, options: Options) -> int:
+def _overhead_tokens(engine: Engine, stage: Stage, options: Options) -> int:
     """Returns what a request will hold besides the view, and what its reply takes beyond the reserve."""
     counter = engine.ports.counter
-    rules = open_session.rules(options.context_window)
-    reply = max(0, (options.max_tokens or 0) - rules.reply_reserve_tokens)
+    reply = max(0, (options.max_tokens or 0) - stage.rules.reply_reserve_tokens)
     return counter.count_tools(options.tools) + scratch_tokens(options.scratch, "user", counter) + reply
 
 
-def _with_room_for_passages(
-    engine: Engine, open_session: OpenSession, options: Options, view: View, new: Sequence[Message] = ()
-) -> Options:
+def _with_room_for_passages(engine: Engine, stage: Stage, options: Options, new: Sequence[Message] = ()) -> Options:
     """Returns the options with as much of the passages as fits beside system prompt, tools and the question with its rounds.
 
     `new` are messages that come behind the view. Rounds give way, but not whole: they keep a part of the window.
     """
     if options.passages is None:
         return options
-    rules, counter = open_session.rules(options.context_window), engine.ports.counter
+    budget_tokens, counter = stage.rules.budget_tokens, engine.ports.counter
     after_question: list[int] = []
     for message, tokens in chain(
-        ((m, counter.count(m)) for m in reversed(new)), ((e.message, e.tokens) for e in view.newest_first())
+        ((m, counter.count(m)) for m in reversed(new)), ((e.message, e.tokens) for e in stage.view.newest_first())
     ):
         after_question.append(tokens)
         if is_question(message):
             break
     *rounds, question = after_question or [0]
-    taken = _overhead_tokens(engine, open_session, options) + options.overhead_tokens + FRAME_TOKENS
-    taken += sum(e.tokens for e in view.system) + question + min(sum(rounds), rules.budget_tokens // ROUNDS_PART)
-    return with_passages(options, rules.budget_tokens - taken, counter.count_text)
+    taken = _overhead_tokens(engine, stage, options) + options.overhead_tokens + FRAME_TOKENS
+    taken += sum(e.tokens for e in stage.view.system) + question + min(sum(rounds), budget_tokens // ROUNDS_PART)
+    return with_passages(options, budget_tokens - taken, counter.count_text)
 
 
 # 2. fit the view and build the request
@@ -420,13 +417,13 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     open_session, turn_id, counter = attempt.open_session, attempt.turn_id, engine.ports.counter
     backend = engine.ports.backend
     open_session.model = attempt.model
-    options = _with_room_for_passages(engine, open_session, options, open_session.view(turn_id))
+    stage = open_session.stage(turn_id, options.context_window)
+    options = _with_room_for_passages(engine, stage, options)
     scratch_role: Role = "system" if backend is not None and backend.scratch_role == "system" else "user"
     if capabilities_of(backend, attempt.model).binds_reasoning:
         options = replace(options, scratch=None, recall=False)  # stored in the turn instead
     tools_tokens = counter.count_tools(options.tools) + options.overhead_tokens
     overhead_tokens = tools_tokens + scratch_tokens(options.scratch, scratch_role, counter)
-    stage = open_session.stage(turn_id, options.context_window)
     reworded_view = reworded(stage.view, attempt.shown, counter.count)
     window = yield from engine.fitter.window(
         open_session,
