@@ -2574,7 +2574,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             "passages_of_a_memory_that_do_not_fit_are_sent",
             "with_passages(options, budget_tokens - taken, counter.count_text)",
-            "with_passages(options, rules.budget_tokens, counter.count_text)",
+            "with_passages(options, budget_tokens, counter.count_text)",
             "llamaindex/test_memory_beside_llm.py::test_passages_of_a_memory_give_way_to_tools_and_rounds",
         ),
         (
