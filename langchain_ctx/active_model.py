@@ -104,16 +104,16 @@ class CallersModel(BorrowedModel):
         return "" if caller is None else caller.name
 
     def send(self, request: Request) -> Reply:
-        return _needed(_caller().send)(request)
+        return _method(_caller().send)(request)
 
     async def asend(self, request: Request) -> Reply:
-        return await _needed(_caller().asend)(request)
+        return await _method(_caller().asend)(request)
 
     def open_stream(self, request: Request) -> ChunkStream:
-        return _needed(_caller().open_stream)(request)
+        return _method(_caller().open_stream)(request)
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        return await _needed(_caller().aopen_stream)(request)
+        return await _method(_caller().aopen_stream)(request)
 
 
 class CallersSummarizer(CallersModel):
@@ -158,11 +158,11 @@ class CallersSummarizer(CallersModel):
         return writer
 
     def send(self, request: Request) -> Reply:
-        return _needed(_caller().repeat)(request) if request.live_prefix else self._writer().send(request)
+        return _method(_caller().repeat)(request) if request.live_prefix else self._writer().send(request)
 
     async def asend(self, request: Request) -> Reply:
         if request.live_prefix:
-            return await _needed(_caller().arepeat)(request)
+            return await _method(_caller().arepeat)(request)
         return await self._writer().asend(request)
 
 
@@ -182,10 +182,10 @@ def check_sends_window(model: BaseChatModel) -> None:
         )
 
 
-def _needed(way: Callable[[Request], T] | None) -> Callable[[Request], T]:
-    if way is None:
+def _method(method: Callable[[Request], T] | None) -> Callable[[Request], T]:
+    if method is None:
         raise ConfigError("this call's model is asked in another way: use the method of the same kind, sync or async")
-    return way
+    return method
 
 
 if TYPE_CHECKING:

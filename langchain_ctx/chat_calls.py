@@ -50,7 +50,7 @@ def reply_id(run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | Non
     return uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run.run_id}"
 
 
-def question_of(key: SessionKey, messages: Sequence[BaseMessage], options: Options, reply_id: str) -> TurnInput:
+def turn_input_of(key: SessionKey, messages: Sequence[BaseMessage], options: Options, reply_id: str) -> TurnInput:
     """Returns the input of a session: leading system messages are its prompts, and messages that it does not have are new."""
     if not messages:
         raise EmptyMessagesError("no message to send: give at least one")

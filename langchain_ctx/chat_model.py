@@ -47,8 +47,8 @@ from langchain_ctx.chat_calls import (
     no_session,
     plain_astream,
     plain_stream,
-    question_of,
     reply_id,
+    turn_input_of,
     with_window,
 )
 from langchain_ctx.chunks import ChunkWriter
@@ -57,7 +57,7 @@ from langchain_ctx.errors import translated
 from langchain_ctx.messages import from_langchain, to_langchain
 from langchain_ctx.models import model_profile
 from langchain_ctx.refusals import provider_label, unless_no_call
-from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
+from langchain_ctx.session_routing import Address, AddressedChatModel, address_of_call, check_fields
 from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ReportedSummarizer
 from langchain_ctx.tools import Method, bound_tools, call_settings, choice, parsed, specs, with_answer_format
@@ -356,7 +356,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
 
     # whose session
 
-    def _addressed(
+    def _with_session(
         self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
     ) -> builtins.dict[str, Any]:
         """Returns the call's arguments with its session and window, because `_generate` does not receive the config."""
@@ -367,7 +367,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         kwargs = with_window(configurable, kwargs)
         if self._sessions is None:
             return kwargs
-        address = called(config, self.session, self.owner, prompt, kwargs)
+        address = address_of_call(config, self.session, self.owner, prompt, kwargs)
         if address is None:
             self._sessions.expect_name(configurable)
             return kwargs
@@ -449,7 +449,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
     ) -> ChatCall:
         """Returns the call; for an event stream with its run, from which LangChain derives the id of the message."""
-        kwargs = self._addressed(None, kwargs, messages)
+        kwargs = self._with_session(None, kwargs, messages)
         named = kwargs.get(SESSION)
         address = None if named is None else Address.of(named)
         return ChatCall(messages, self._options(stop, kwargs), address, reply_id(run))
@@ -457,8 +457,8 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
     def _conversation(self, call: ChatCall) -> Conversation:
         if self._sessions is None or call.session is None:
             raise no_session()
-        question = question_of(call.session.key, call.messages, call.options, call.reply_id)
-        return Conversation(self._sessions, call.session, question)
+        turn_input = turn_input_of(call.session.key, call.messages, call.options, call.reply_id)
+        return Conversation(self._sessions, call.session, turn_input)
 
     def _writer(self, call: ChatCall) -> ChunkWriter:
         return ChunkWriter(call.reply_id, self._provider_name, blocks=self.output_version == "v1")

@@ -12,13 +12,12 @@ from ctxfold.effects import Flow
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput, ask
 from ctxfold.history.diff import MessageList, newest_known, split_settled
-from ctxfold.history.records import SessionKey
 from ctxfold.messages import tool_result
 from ctxfold.protocols import Reply
 from ctxfold.stream import StreamPiece
 from langchain_ctx.message_lists import with_lost_results
 from langchain_ctx.session_routing import Address
-from langchain_ctx.sessions import Sessions, Visit
+from langchain_ctx.sessions import AttachedSession, Sessions
 
 Events: TypeAlias = Generator[StreamPiece, None, None]
 AsyncEvents: TypeAlias = AsyncGenerator[StreamPiece, None]
@@ -26,15 +25,15 @@ _RECEIVED = "Received."  # what answers a call that a parser reads, as providers
 
 
 class Conversation:
-    """Asks one question. At a place of a graph the question has the whole list, and concurrent runs never share a session."""
+    """Runs one turn. At a place of a graph its input is the whole list, and concurrent runs never share a session."""
 
-    def __init__(self, sessions: Sessions, address: Address, question: TurnInput) -> None:
+    def __init__(self, sessions: Sessions, address: Address, turn_input: TurnInput) -> None:
         self._sessions = sessions
         self._address = address
-        self._question = question
-        given_ids = question.given_ids or frozenset()
+        self._turn_input = turn_input
+        given_ids = turn_input.given_ids or frozenset()
         # a message that a node adds for one call has no id: it is in the session, and in no later list
-        self._incoming = MessageList([m for m in question.messages if m.id in given_ids])
+        self._incoming = MessageList([m for m in turn_input.messages if m.id in given_ids])
 
     def ask(self) -> Reply:
         return self._sessions.run(self._address.key, self._ask)
@@ -73,61 +72,66 @@ class Conversation:
     @contextmanager
     def _turn(self) -> Generator[_Turn, None, None]:
         if not self._address.place:
-            with self._sessions.subgraphs.as_own_turn(self._question) as own:
+            with self._sessions.subgraphs.as_own_turn(self._turn_input) as own:
                 yield _Turn(own, parsed=self._address.parsed)
         else:
-            with self._sessions.entered(self._address, self._incoming) as attach:
-                yield _PlaceTurn(self._question, attach, self._incoming, parsed=self._address.parsed)
+            with self._sessions.attaching(self._address, self._incoming) as attach:
+                yield _PlaceTurn(self._turn_input, attach, self._incoming, parsed=self._address.parsed)
 
 
 class _Turn:
-    """A question whose session has the conversation before it. `parsed`: a parser reads the calls of the reply."""
+    """A turn of a session that has the conversation before it. `parsed`: a parser reads the calls of the reply."""
 
-    def __init__(self, question: TurnInput, *, parsed: bool) -> None:
-        self._question = question
+    def __init__(self, turn_input: TurnInput, *, parsed: bool) -> None:
+        self._turn_input = turn_input
         self._parsed = parsed
+        self._key = turn_input.key
 
-    def begin(self, engine: Engine) -> Flow[TurnInput]:
-        """Returns the question for the session that serves it."""
+    def begin(self, _: Engine) -> Flow[TurnInput]:
+        """Returns the input for the session that serves it."""
         yield from ()
-        return self._question
+        return self._turn_input
 
     def end(self, engine: Engine, reply: Reply) -> Flow[None]:
-        yield from self._close(engine, self._question.key, reply)
-
-    def _close(self, engine: Engine, key: SessionKey, reply: Reply) -> Flow[None]:
         """Answers calls that a parser reads, so that their turn closes: no other result of them will come."""
         calls = reply.message.tool_calls if self._parsed else ()
         if calls:
-            open_session = yield from engine.open(key)
+            open_session = yield from engine.open(self._key)
             results = [tool_result(c.id, _RECEIVED, id=engine.ports.ids.new(), name=c.name) for c in calls]
             yield from engine.add(open_session, results)
 
 
 class _PlaceTurn(_Turn):
-    """A question at a place of a graph: the session takes over what the list has before it."""
+    """A turn at a place of a graph: the session takes over what the list has before it."""
 
     def __init__(
-        self, question: TurnInput, attach: Callable[[Engine], Flow[Visit]], incoming: MessageList, *, parsed: bool
+        self,
+        turn_input: TurnInput,
+        attach: Callable[[Engine], Flow[AttachedSession]],
+        incoming: MessageList,
+        *,
+        parsed: bool,
     ) -> None:
-        super().__init__(question, parsed=parsed)
+        super().__init__(turn_input, parsed=parsed)
         self._attach = attach
         self._incoming = incoming
-        self._visit: Visit | None = None
+        self._attached: AttachedSession | None = None
 
     def begin(self, engine: Engine) -> Flow[TurnInput]:
-        visit = self._visit = yield from self._attach(engine)
-        listed = with_lost_results(self._question.messages)
-        known = newest_known([m.id for m in listed], visit.attachment.known)
+        attached = self._attached = yield from self._attach(engine)
+        self._key = attached.key
+        listed = with_lost_results(self._turn_input.messages)
+        known = newest_known([m.id for m in listed], attached.attachment.known)
         settled, messages = split_settled(
-            listed[max(known, 0) :], visit.attachment.restored, continues_known=known >= 0
+            listed[max(known, 0) :], attached.attachment.restored, continues_known=known >= 0
         )
-        yield from visit.add(engine, settled, after=messages[0].id if settled else None)
-        whole = visit.cursor is None
-        return replace(self._question, key=visit.key, messages=messages, whole=whole, attached=True)
+        yield from attached.add(engine, settled, after=messages[0].id if settled else None)
+        whole = attached.cursor is None
+        return replace(self._turn_input, key=attached.key, messages=messages, whole=whole, attached=True)
 
     def end(self, engine: Engine, reply: Reply) -> Flow[None]:
-        if self._visit is not None:
-            yield from self._close(engine, self._visit.key, reply)
+        yield from super().end(engine, reply)
+        if self._attached is not None:
             incoming = self._incoming.followed_by(reply.message)
-            yield from self._visit.leave(engine, incoming, waiting=bool(reply.message.tool_calls) and not self._parsed)
+            waiting = bool(reply.message.tool_calls) and not self._parsed
+            yield from self._attached.leave(engine, incoming, waiting=waiting)

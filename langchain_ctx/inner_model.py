@@ -33,7 +33,9 @@ Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
 
 
-def asked(messages: Iterable[Message], model: str | None = None, *, thoughtless: int = 0) -> list[BaseMessage]:
+def messages_to_send(
+    messages: Iterable[Message], model: str | None = None, *, thoughtless: int = 0
+) -> list[BaseMessage]:
     """Returns the messages for a model: one for each tool result, and signed reasoning in its original blocks.
 
     What another model has signed stays out where `model` names the one that is asked: no service can verify it. The first
@@ -48,7 +50,9 @@ def asked(messages: Iterable[Message], model: str | None = None, *, thoughtless:
 
 def window_for(model: Any, request: Request) -> list[BaseMessage]:
     """Returns the request's messages for the model that is asked, without reasoning that its service would refuse."""
-    return asked(request.messages, request.model or model_name(model), thoughtless=thoughtless_before(model, request))
+    return messages_to_send(
+        request.messages, request.model or model_name(model), thoughtless=thoughtless_before(model, request)
+    )
 
 
 def _with_ids_for(model: str | None, messages: Iterable[Message]) -> Sequence[Message]:
@@ -61,7 +65,7 @@ def _is_claude(model: str | None) -> bool:
 
 
 def converted(message: Message, model: str | None, *, thinks: bool) -> list[BaseMessage]:
-    """Returns what a message is to the model, see `asked`; `thinks` is False where its reasoning stays out."""
+    """Returns what a message is to the model, see `messages_to_send`; `thinks` is False where its reasoning stays out."""
     results = message.tool_results
     if len(results) > 1:
         return [_sent(replace(message, parts=(r,)), model) for r in results]
@@ -71,7 +75,7 @@ def converted(message: Message, model: str | None, *, thinks: bool) -> list[Base
     return [sent] if sent.content or message.tool_calls else []
 
 
-class Window(NamedTuple):
+class ConvertedWindow(NamedTuple):
     """Holds the messages of a session's last window, and for each one what copies the messages that it became.
 
     The first `thoughtless` of them were converted without reasoning.
@@ -83,19 +87,19 @@ class Window(NamedTuple):
 
 
 class WindowCache:
-    """Converts the windows of sessions as `asked` does; a message that the session's last window had is not converted again.
+    """Converts the windows of sessions, as `messages_to_send` does. Messages of the last window are not converted again.
 
     Callers get copies: other middleware may change the messages of its request in place.
     """
 
     def __init__(self, max_sessions: int) -> None:
-        self._windows: LruCache[tuple[SessionKey, str], Window] = LruCache(max_sessions)
+        self._windows: LruCache[tuple[SessionKey, str], ConvertedWindow] = LruCache(max_sessions)
 
-    def asked(
+    def messages_to_send(
         self, key: SessionKey, messages: Iterable[Message], model: str, *, thoughtless: int = 0
     ) -> list[BaseMessage]:
         """Returns the messages as LangChain's, for this model, in a new list."""
-        last, shown = self._windows.get((key, model)) or Window([], []), [*_with_ids_for(model, messages)]
+        last, shown = self._windows.get((key, model)) or ConvertedWindow([], []), [*_with_ids_for(model, messages)]
         same = [*map(is_, last.messages, shown), False].index(False)
         if thoughtless != last.thoughtless:
             same = min(same, thoughtless, last.thoughtless)
@@ -108,7 +112,7 @@ class WindowCache:
             thinks = index >= thoughtless
             own = known.get((id(message), thinks))
             copiers.append(own or [_Copier(m) for m in converted(message, model, thinks=thinks)])
-        self._windows.put((key, model), Window(shown, copiers, thoughtless))
+        self._windows.put((key, model), ConvertedWindow(shown, copiers, thoughtless))
         return [copier.copy() for own in copiers for copier in own]
 
     def clear(self) -> None:

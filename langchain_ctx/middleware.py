@@ -69,8 +69,8 @@ from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable, model_name
 from langchain_ctx.reasoning import returning, thoughtless_before
 from langchain_ctx.reporting import Report, annotated, reporting
-from langchain_ctx.session_routing import MADE_FROM, Address, first_id, placed, session_key
-from langchain_ctx.sessions import ContextSettings, HoldsSessions, Sessions, Visit
+from langchain_ctx.session_routing import MADE_FROM, Address, address_in_graph, first_id, session_key
+from langchain_ctx.sessions import AttachedSession, ContextSettings, HoldsSessions, Sessions
 from langchain_ctx.summarizer import asking_for_summary, limits
 from langchain_ctx.tools import counted, is_free
 
@@ -99,11 +99,11 @@ def root_of(
     anonymous = name is None
     if anonymous:
         name = f"{MADE_FROM}{first_id(messages)}"
-    root = placed(name, config, owner, first_id(state.get("messages")))
+    root = address_in_graph(name, config, owner, first_id(state.get("messages")))
     key, cursor = root.key, kept_cursor(state)
     if cursor is not None and root.place and cursor.root.startswith(f"{key.session}{BRANCH}"):
         key = SessionKey(key.owner, cursor.root)
-    return replace(root, key=key, made_up=root.made_up or anonymous)
+    return replace(root, key=key, anonymous=root.anonymous or anonymous)
 
 
 Runtime = ToolRuntime[Any, Any]
@@ -240,27 +240,27 @@ class AgentTurn:
         self._key = SessionKey("", "")
         self._prompt = None if request.system_message is None else prompt_text(request.system_message) or None
 
-    def run(self, attach: Callable[[Engine], Flow[Visit]], engine: Engine) -> Flow[Any]:
+    def run(self, attach: Callable[[Engine], Flow[AttachedSession]], engine: Engine) -> Flow[Any]:
         """Returns the agent's response, in the session that the flow `attach` finds."""
         try:
             return (yield from self._run(attach, engine))
         except TurnClosedError:  # a cancelled run took back a question of the list meanwhile: the list has it still
             return (yield from self._run(attach, engine))
 
-    def _run(self, attach: Callable[[Engine], Flow[Visit]], engine: Engine) -> Flow[Any]:
-        visit = yield from attach(engine)
-        self._key = visit.key
-        settled, messages = self._unseen(visit.attachment)
-        yield from visit.add(engine, settled, after=messages[0].id if settled else None)
-        reply, _ = yield from ask(engine, self._turn_input(visit, messages))
+    def _run(self, attach: Callable[[Engine], Flow[AttachedSession]], engine: Engine) -> Flow[Any]:
+        attached = yield from attach(engine)
+        self._key = attached.key
+        settled, messages = self._unseen(attached.attachment)
+        yield from attached.add(engine, settled, after=messages[0].id if settled else None)
+        reply, _ = yield from ask(engine, self._turn_input(attached, messages))
         answer = response_of(reply)
         # the result of a structured answer's call
-        yield from visit.add(engine, [*map(from_langchain, answer.result[1:])])
+        yield from attached.add(engine, [*map(from_langchain, answer.result[1:])])
         if not self._separate:
             return answer
         incoming, saved = self.incoming.followed_by(answer.result), self._messages.saved(answer)
         goes_on = len(answer.result) == 1 and bool(getattr(answer.result[0], "tool_calls", None))
-        cursor = yield from visit.leave(engine, incoming, saved=saved, waiting=goes_on)
+        cursor = yield from attached.leave(engine, incoming, saved=saved, waiting=goes_on)
         # in a sub-graph the state may end with the run
         return ExtendedModelResponse(answer, Command(update={KEPT: cursor.to_dict()}))
 
@@ -270,20 +270,20 @@ class AgentTurn:
         unseen = converted_from(self._messages.messages, max(known, attachment.repeated))
         return split_settled(unseen, attachment.restored, continues_known=known >= 0)
 
-    def _turn_input(self, visit: Visit, messages: tuple[Message, ...]) -> TurnInput:
+    def _turn_input(self, attached: AttachedSession, messages: tuple[Message, ...]) -> TurnInput:
         settings = self.request.model_settings
         options = Options(
             tools=self._counted_tools(),
             max_tokens=limit_among(settings),
-            context_window=settings.get(WINDOW) or visit.sessions.window_of(self.model),
+            context_window=settings.get(WINDOW) or attached.sessions.window_of(self.model),
         )
         leading = self.request.messages[: leading_count(self.request.messages)]
         prompts = (*(() if self._prompt is None else (self._prompt,)), *map(prompt_text, leading))
         given_ids = frozenset(m.id for m in messages)
-        whole = self._separate and visit.cursor is None
+        whole = self._separate and attached.cursor is None
         # the list of a shared session need not have its system prompts
         own_prompts = prompts if prompts or self._separate else None
-        return TurnInput(visit.key, messages, options, own_prompts, given_ids=given_ids, whole=whole, attached=True)
+        return TurnInput(attached.key, messages, options, own_prompts, given_ids=given_ids, whole=whole, attached=True)
 
     def metadata(self, window: Request) -> dict[str, Any]:
         """Returns the metadata of the call's trace: the session, and how many of the agent's messages the model is shown."""
@@ -315,7 +315,7 @@ class AgentTurn:
     def request_with(self, window: Request) -> ModelRequest[Any]:
         """Returns the agent's request with the window in place of its messages; its own system message stays as it is."""
         thoughtless = thoughtless_before(self.model, window)
-        messages = self._caches.windows.asked(
+        messages = self._caches.windows.messages_to_send(
             self._key, window.messages, model_name(self.model), thoughtless=thoughtless
         )
         if self._prompt is not None:
@@ -515,7 +515,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
             original_error(),
             calling(caller),
             reporting(getattr(turn.request.runtime, "stream_writer", None)) as report,
-            self._sessions.entered(root, turn.incoming, cursor=cursor, kept_elsewhere=elsewhere) as attach,
+            self._sessions.attaching(root, turn.incoming, cursor=cursor, kept_elsewhere=elsewhere) as attach,
         ):
             yield report, partial(turn.run, attach)
 

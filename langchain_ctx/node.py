@@ -31,7 +31,7 @@ from langchain_ctx.inner_model import converted
 from langchain_ctx.message_lists import LangChainList, converted_from, leading_count, prompt_text
 from langchain_ctx.messages import named
 from langchain_ctx.reasoning import binds_thoughts
-from langchain_ctx.session_routing import MADE_FROM, Address, first_id, key_or_own, placed, session_key
+from langchain_ctx.session_routing import MADE_FROM, Address, address_in_graph, first_id, key_or_own, session_key
 from langchain_ctx.sessions import ContextSettings, HoldsSessions, Sessions
 from langchain_ctx.tools import counted
 
@@ -138,16 +138,16 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
         incoming = _conversation(messages)
         with self._exclusive(address) as own:
             served, last = self._served(own)
-            with self._sessions.entered(served, incoming, replied=incoming.with_any_reply()) as attach:
+            with self._sessions.attaching(served, incoming, replied=incoming.with_any_reply()) as attach:
 
                 def flow(engine: Engine) -> Flow[Request]:
-                    visit = yield from attach(engine)
-                    attachment = visit.attachment
+                    attached = yield from attach(engine)
+                    attachment = attached.attachment
                     if self._is_whole(own):
                         attachment = yield from _agreeing(engine, own.key, attachment, incoming, last)
                     request = yield from request_for(engine, self._turn_input(attachment, messages, config))
                     if own.place:
-                        yield from visit.leave(engine, incoming)
+                        yield from attached.leave(engine, incoming)
                     elif self._is_whole(own):
                         cursor = yield from cursor_at(engine, own.key, attachment.key, incoming, reread=False)
                         self._sessions.subgraphs.put_cursor(own.key, cursor)
@@ -197,9 +197,9 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
                 'config={"configurable": {"thread_id": ...}}'
             )
         if name is not None:
-            return placed(name, config, self._owner, first)
+            return address_in_graph(name, config, self._owner, first)
         # a graph without checkpointer: its messages have ids that nobody else has
-        return replace(placed(f"{MADE_FROM}{first}", config, self._owner, first), made_up=True)
+        return replace(address_in_graph(f"{MADE_FROM}{first}", config, self._owner, first), anonymous=True)
 
     @contextmanager
     def _exclusive(self, address: Address) -> Generator[Address, None, None]:

@@ -30,25 +30,27 @@ MADE_FROM = "run-"  # how the name begins of a conversation that nobody named
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A session's key. `made_up`: no user gave it that name. `place`: it stands for all runs in one place of a graph, each of
+    """A session's key. `anonymous`: no user gave it that name. `place`: it stands for all runs in one place of a graph, each of
     which begins with nothing but its list of messages. `parsed`: a parser reads the calls of the reply, and no result follows.
     """
 
     key: SessionKey
-    made_up: bool = False
+    anonymous: bool = False
     place: bool = False
     parsed: bool = False
 
     def as_argument(self) -> list[str]:
         """Returns the session as an argument of a call."""
-        kinds = ["place"] if self.place else ["run"] if self.made_up else []
+        kinds = ["place"] if self.place else ["run"] if self.anonymous else []
         return [self.key.session, self.key.owner, *kinds, *(["parsed"] if self.parsed else [])]
 
     @classmethod
     def of(cls, argument: Sequence[str]) -> Address:
         session, owner, *kinds = argument
         place = "place" in kinds
-        return cls(session_key(session, owner), made_up=place or "run" in kinds, place=place, parsed="parsed" in kinds)
+        return cls(
+            session_key(session, owner), anonymous=place or "run" in kinds, place=place, parsed="parsed" in kinds
+        )
 
 
 def session_key(session: object, owner: object) -> SessionKey:
@@ -82,7 +84,7 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         check_name("owner", fields["owner"])
 
 
-def placed(name: object, config: RunnableConfig, owner: str, first: str | None = None) -> Address:
+def address_in_graph(name: object, config: RunnableConfig, owner: str, first: str | None = None) -> Address:
     """Returns the address of a graph's session; `configurable["owner"]` takes precedence over `owner`.
 
     A sub-graph runs on its caller's thread: what names its session is its place there. LangGraph names such a place anew for each
@@ -97,7 +99,7 @@ def placed(name: object, config: RunnableConfig, owner: str, first: str | None =
     key = session_key(name, configurable.get("owner", owner))
     if place:
         key = key._replace(session=f"{key.session}{WITHIN}{place}")
-    return Address(key, made_up=of_a_run, place=of_a_run and first is not None)
+    return Address(key, anonymous=of_a_run, place=of_a_run and first is not None)
 
 
 def place_of_graph(config: RunnableConfig) -> str:
@@ -113,7 +115,7 @@ def place_of_graph(config: RunnableConfig) -> str:
     return place
 
 
-def called(
+def address_of_call(
     config: RunnableConfig, session: str | None, owner: str, prompt: object, kwargs: Mapping[str, Any]
 ) -> Address | None:
     """Returns the session that the call or the model's field names. A thread's name is followed by its place in the graph.
@@ -123,7 +125,7 @@ def called(
     configurable = config.get("configurable", {})
     if "session_id" not in configurable and "thread_id" in configurable:
         thread = configurable["thread_id"]
-        address = None if thread is None else placed(thread, config, owner, first_id(prompt))
+        address = None if thread is None else address_in_graph(thread, config, owner, first_id(prompt))
     else:
         name = configurable.get("session_id", session)
         address = None if name is None else Address(session_key(name, configurable.get("owner", owner)))
@@ -159,7 +161,7 @@ class AddressedChatModel(BaseChatModel, ABC):
     """A chat model all of whose entrances pass the config's session on, as an argument of the call."""
 
     @abstractmethod
-    def _addressed(
+    def _with_session(
         self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
     ) -> builtins.dict[str, Any]:
         """Returns the call's arguments with its session; `prompt` is the input of the call."""
@@ -173,7 +175,7 @@ class AddressedChatModel(BaseChatModel, ABC):
         **kwargs: Any,
     ) -> AIMessage:
         with listening(config):
-            return super().invoke(input, config, stop=stop, **self._addressed(config, kwargs, input))
+            return super().invoke(input, config, stop=stop, **self._with_session(config, kwargs, input))
 
     async def ainvoke(
         self,
@@ -184,7 +186,7 @@ class AddressedChatModel(BaseChatModel, ABC):
         **kwargs: Any,
     ) -> AIMessage:
         with listening(config):
-            return await super().ainvoke(input, config, stop=stop, **self._addressed(config, kwargs, input))
+            return await super().ainvoke(input, config, stop=stop, **self._with_session(config, kwargs, input))
 
     def stream(
         self,
@@ -194,7 +196,7 @@ class AddressedChatModel(BaseChatModel, ABC):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
-        pieces = super().stream(input, config, stop=stop, **self._addressed(config, kwargs, input))
+        pieces = super().stream(input, config, stop=stop, **self._with_session(config, kwargs, input))
         return each_within(cast("Generator[AIMessageChunk, None, None]", pieces), partial(listening, config))
 
     def astream(
@@ -205,20 +207,20 @@ class AddressedChatModel(BaseChatModel, ABC):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
-        pieces = super().astream(input, config, stop=stop, **self._addressed(config, kwargs, input))
+        pieces = super().astream(input, config, stop=stop, **self._with_session(config, kwargs, input))
         return aeach_within(cast("AsyncGenerator[AIMessageChunk, None]", pieces), partial(listening, config))
 
     if not TYPE_CHECKING:  # the base has overloads by version, which hold here too
 
         def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
             """Events of one call; version="v3" gives a ChatModelStream, whose message has the id that a session stores."""
-            return super().stream_events(input, config, **self._addressed_events(config, kwargs, input))
+            return super().stream_events(input, config, **self._with_session_for_events(config, kwargs, input))
 
         def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-            return super().astream_events(input, config, **self._addressed_events(config, kwargs, input))
+            return super().astream_events(input, config, **self._with_session_for_events(config, kwargs, input))
 
-    def _addressed_events(
+    def _with_session_for_events(
         self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
     ) -> builtins.dict[str, Any]:
         """Versions 1 and 2 come through `stream`, which sees to it; version 3 goes past it."""
-        return self._addressed(config, kwargs, prompt) if kwargs.get("version") == "v3" else kwargs
+        return self._with_session(config, kwargs, prompt) if kwargs.get("version") == "v3" else kwargs

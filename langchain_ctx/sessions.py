@@ -138,26 +138,26 @@ class SubgraphSessions:
                 self._in_use.discard(own)
 
     @contextmanager
-    def as_own_turn(self, question: TurnInput) -> Generator[TurnInput, None, None]:
-        """Yields the question as a turn of its own: messages that another call asks at this moment get new ids.
+    def as_own_turn(self, turn_input: TurnInput) -> Generator[TurnInput, None, None]:
+        """Yields the input of a turn of its own: messages that another call asks at this moment get new ids.
 
         By its old id a message would belong to the turn of that call, which ends with that call's reply.
         """
-        given_ids = question.given_ids or frozenset()
-        own = given_ids.intersection(m.id for m in open_turn(question.messages))
+        given_ids = turn_input.given_ids or frozenset()
+        own = given_ids.intersection(m.id for m in open_turn(turn_input.messages))
         with self._lock:
-            asking = self._asking.setdefault(question.key, [])
+            asking = self._asking.setdefault(turn_input.key, [])
             new_ids = {i: uuid.uuid4().hex for i in own.intersection(chain.from_iterable(asking))}
             asking.append(own)
         try:
-            messages = tuple(replace(m, id=new_ids[m.id]) if m.id in new_ids else m for m in question.messages)
-            new = replace(question, messages=messages, given_ids=given_ids.union(new_ids.values()))
-            yield new if new_ids else question
+            messages = tuple(replace(m, id=new_ids[m.id]) if m.id in new_ids else m for m in turn_input.messages)
+            new = replace(turn_input, messages=messages, given_ids=given_ids.union(new_ids.values()))
+            yield new if new_ids else turn_input
         finally:
             with self._lock:
                 asking.remove(own)
-                if not asking and self._asking.get(question.key) is asking:
-                    del self._asking[question.key]
+                if not asking and self._asking.get(turn_input.key) is asking:
+                    del self._asking[turn_input.key]
 
 
 def _new_branch(place: SessionKey) -> SessionKey:
@@ -237,7 +237,7 @@ _NO_RULES = ("embedder", "max_sessions", "policy", "prices", "sections", "strate
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class AttachedSession:
     """A list in its session.
 
     `root` is the session that was asked for; `attachment` names the one that serves the list; `cursor` is where the run before
@@ -399,7 +399,7 @@ class Sessions(SessionPool):
         return await (await self.afirst(key.session, key.owner)).arun_flow(flow)
 
     @contextmanager
-    def entered(
+    def attaching(
         self,
         address: Address,
         incoming: IncomingList,
@@ -407,7 +407,7 @@ class Sessions(SessionPool):
         cursor: Cursor | None = None,
         replied: IncomingList | None = None,
         kept_elsewhere: Effect[bool] | None = None,
-    ) -> Generator[Callable[[Engine], Flow[Visit]], None, None]:
+    ) -> Generator[Callable[[Engine], Flow[AttachedSession]], None, None]:
         """Yields a flow that attaches the list to its session, which then lacks only new messages at the end of the list.
 
         `cursor` was kept beside the list; `kept_elsewhere` tells whether one was kept beside another state of it. At a place of a
@@ -421,19 +421,19 @@ class Sessions(SessionPool):
             else:
                 start = StartPoint(address.key, cursor, kept_elsewhere=kept_elsewhere)
             enter: Callable[[SessionKey], None] | None = None
-            if address.made_up and self._forgets:
+            if address.anonymous and self._forgets:
                 before = None if start.cursor is None else SessionKey(address.key.owner, start.cursor.session)
                 enter = stack.enter_context(self.anonymous.entering(start.root, before))
 
-            def visit(engine: Engine) -> Flow[Visit]:
+            def attach_list(engine: Engine) -> Flow[AttachedSession]:
                 root, attachment = yield from attach(
                     engine, address.key, start, incoming, separate_runs=address.place, unanswered=replied is not None
                 )
                 if enter is not None:
                     enter(attachment.key)
-                return Visit(root, attachment, start.cursor, self, address)
+                return AttachedSession(root, attachment, start.cursor, self, address)
 
-            yield visit
+            yield attach_list
 
     def erase(self, thread: object, owner: str) -> tuple[str, ...]:
         """Erases a thread permanently: its session, branches and sub-graphs; returns the names of the sessions."""

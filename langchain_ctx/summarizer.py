@@ -42,7 +42,7 @@ from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of
 from langchain_ctx.callbacks import listeners
 from langchain_ctx.errors import backend_error, translated
-from langchain_ctx.inner_model import asked, window_for
+from langchain_ctx.inner_model import messages_to_send, window_for
 from langchain_ctx.messages import from_langchain, to_langchain
 from langchain_ctx.models import may_think, model_name, model_window, named_model
 
@@ -169,11 +169,13 @@ class ReportedSummarizer(BorrowedModel):
 
     def _run(self, request: Request) -> CallbackManagerForLLMRun:
         manager = CallbackManager.configure(listeners(), inheritable_tags=TAGS)
-        return manager.on_chat_model_start({"name": self.model}, [asked(request.messages)], name=RUN_NAME)[0]
+        return manager.on_chat_model_start({"name": self.model}, [messages_to_send(request.messages)], name=RUN_NAME)[0]
 
     async def _arun(self, request: Request) -> AsyncCallbackManagerForLLMRun:
         manager = AsyncCallbackManager.configure(listeners(), inheritable_tags=TAGS)
-        return (await manager.on_chat_model_start({"name": self.model}, [asked(request.messages)], name=RUN_NAME))[0]
+        return (
+            await manager.on_chat_model_start({"name": self.model}, [messages_to_send(request.messages)], name=RUN_NAME)
+        )[0]
 
 
 def _result(reply: Reply) -> LLMResult:

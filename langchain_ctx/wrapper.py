@@ -43,14 +43,14 @@ from langchain_ctx.active_model import (
     check_sends_window,
     keeps_sessions,
 )
-from langchain_ctx.chat_calls import SESSION, WINDOW, no_session, question_of, reply_id, with_window
+from langchain_ctx.chat_calls import SESSION, WINDOW, no_session, reply_id, turn_input_of, with_window
 from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import Pieces, inner_stream, window_for
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable, model_name, model_window, unknown_window
 from langchain_ctx.reasoning import check_model, check_reasoning, returning
-from langchain_ctx.session_routing import Address, AddressedChatModel, called, check_fields
+from langchain_ctx.session_routing import Address, AddressedChatModel, address_of_call, check_fields
 from langchain_ctx.sessions import ContextSettings, HoldsSessions, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ChatModelSummarizer
 from langchain_ctx.tools import counted, is_free
@@ -275,25 +275,25 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
 
     # whose session
 
-    def _addressed(
+    def _with_session(
         self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
     ) -> builtins.dict[str, Any]:
         if SESSION in kwargs:
             return kwargs
         config = ensure_config(config)
         configurable = config.get("configurable", {})
-        address = called(config, self.session, self.owner, prompt, kwargs)
+        address = address_of_call(config, self.session, self.owner, prompt, kwargs)
         if address is None:
             if self.sessions is not None:
                 self.sessions.expect_name(configurable)
             return kwargs
         return {**with_window(configurable, kwargs), SESSION: address.as_argument()}
 
-    def _parted(
+    def _split_arguments(
         self, messages: Sequence[BaseMessage], kwargs: builtins.dict[str, Any]
     ) -> tuple[Address | None, Options, builtins.dict[str, Any]]:
         """Returns the call's session, what its engine has to know, and the arguments for the model."""
-        kwargs = self._addressed(None, kwargs, messages)
+        kwargs = self._with_session(None, kwargs, messages)
         named = kwargs.get(SESSION)
         if named is None:
             return None, Options(), kwargs
@@ -346,11 +346,12 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        address, options, rest = self._parted(messages, kwargs)
+        address, options, rest = self._split_arguments(messages, kwargs)
         inner: Any = self.inner
+        name = model_name(inner)
 
         def send(window: Request) -> Reply:
-            with as_backend_error(model_name(inner)):
+            with as_backend_error(name):
                 return reply_of(generate(window_for(inner, window)))
 
         # with the model's cache and rate limiter; its tokens are told to this call's listeners
@@ -358,9 +359,8 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         if address is None or self.sessions is None:
             return cast("ChatResult", generate(messages))
         with translated(), original_error(), calling(self._caller(options, rest, send=send)):
-            return result_of(
-                Conversation(self.sessions, address, question_of(address.key, messages, options, reply_id())).ask()
-            )
+            turn_input = turn_input_of(address.key, messages, options, reply_id())
+            return result_of(Conversation(self.sessions, address, turn_input).ask())
 
     async def _agenerate(
         self,
@@ -369,19 +369,20 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        address, options, rest = self._parted(messages, kwargs)
+        address, options, rest = self._split_arguments(messages, kwargs)
         inner: Any = self.inner
+        name = model_name(inner)
 
         async def asend(window: Request) -> Reply:
-            with as_backend_error(model_name(inner)):
+            with as_backend_error(name):
                 return reply_of(await generate(window_for(inner, window)))
 
         generate = partial(inner._agenerate_with_cache, stop=stop, run_manager=run_manager, **rest)
         if address is None or self.sessions is None:
             return cast("ChatResult", await generate(messages))
         with translated(), original_error(), calling(self._caller(options, rest, asend=asend)):
-            question = question_of(address.key, messages, options, reply_id())
-            return result_of(await Conversation(self.sessions, address, question).aask())
+            turn_input = turn_input_of(address.key, messages, options, reply_id())
+            return result_of(await Conversation(self.sessions, address, turn_input).aask())
 
     def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
         inner: Any = self.inner
@@ -395,23 +396,24 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        address, options, rest = self._parted(messages, kwargs)
+        address, options, rest = self._split_arguments(messages, kwargs)
         inner: Any = self.inner
+        name = model_name(inner)
         pieces = Pieces(reply_id(run_manager))
 
         def open_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
             if inner.rate_limiter:
                 inner.rate_limiter.acquire(blocking=True)
             source = inner._stream(window_for(inner, window), stop=stop, **rest)
-            return inner_stream(source, model_name(inner), pieces, inner.output_version).begin()
+            return inner_stream(source, name, pieces, inner.output_version).begin()
 
         if address is None or self.sessions is None:
             yield from inner._stream(messages, stop=stop, **rest)
             return
-        question = question_of(address.key, messages, options, pieces.reply_id)
+        turn_input = turn_input_of(address.key, messages, options, pieces.reply_id)
         caller = self._caller(options, rest, open_stream=open_stream)
         with translated(), original_error():
-            events = Conversation(self.sessions, address, question).stream()
+            events = Conversation(self.sessions, address, turn_input).stream()
             with closing(each_within(events, partial(calling, caller))) as seen:
                 for _ in seen:
                     yield from pieces.take()
@@ -424,24 +426,25 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        address, options, rest = self._parted(messages, kwargs)
+        address, options, rest = self._split_arguments(messages, kwargs)
         inner: Any = self.inner
+        name = model_name(inner)
         pieces = Pieces(reply_id(run_manager))
 
         async def aopen_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
             if inner.rate_limiter:
                 await inner.rate_limiter.aacquire(blocking=True)
             source = inner._astream(window_for(inner, window), stop=stop, **rest)
-            return await inner_stream(source, model_name(inner), pieces, inner.output_version).abegin()
+            return await inner_stream(source, name, pieces, inner.output_version).abegin()
 
         if address is None or self.sessions is None:
             async for piece in inner._astream(messages, stop=stop, **rest):
                 yield piece
             return
-        question = question_of(address.key, messages, options, pieces.reply_id)
+        turn_input = turn_input_of(address.key, messages, options, pieces.reply_id)
         caller = self._caller(options, rest, aopen_stream=aopen_stream)
         with translated(), original_error():
-            events = Conversation(self.sessions, address, question).astream()
+            events = Conversation(self.sessions, address, turn_input).astream()
             async with aclosing(aeach_within(events, partial(calling, caller))) as seen:
                 async for _ in seen:
                     for piece in pieces.take():

@@ -53,7 +53,7 @@ from llamaindex_ctx.memory_factory import (
     source_of,
     window_rules,
 )
-from llamaindex_ctx.memory_settings import StockSettings, place_of, placed, stock_rules, warn_unused
+from llamaindex_ctx.memory_settings import StockSettings, place_of, positional_settings, stock_rules, warn_unused
 from llamaindex_ctx.messages import (
     archive_stays,
     as_window,
@@ -182,7 +182,7 @@ class CtxMemory(BaseMemory, Closing):
             "embedder": embedder,
             **settings,
         }
-        for name, value in placed(session_id, positional).items():
+        for name, value in positional_settings(session_id, positional).items():
             if arguments.get(name) is not None:
                 raise ConfigError(f"{name} is given twice, as a positional and as a keyword argument: give it once")
             arguments[name] = value
@@ -230,9 +230,9 @@ class CtxMemory(BaseMemory, Closing):
         room for the documents that come with it.
         """
         self._check_room(initial_token_count)
-        with self._asking(kwargs):
+        with self._asking_blocks(kwargs):
             window = self.context.run_flow(lambda _: self._window(question(input), initial_token_count))
-        self._feed()
+        self._feed_blocks()
         self._live.beside_text = window.recalled
         return as_window(to_chat_messages(finished(window.messages)), window.recalled)
 
@@ -241,27 +241,27 @@ class CtxMemory(BaseMemory, Closing):
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **kwargs: Any
     ) -> list[ChatMessage]:
         self._check_room(initial_token_count)
-        with self._asking(kwargs, on_loop=True):
+        with self._asking_blocks(kwargs, on_loop=True):
             window = await self.context.arun_flow(lambda _: self._window(question(input), initial_token_count))
-        await self._afeed()
+        await self._afeed_blocks()
         self._live.beside_text = window.recalled
         return as_window(await shown(finished(window.messages)), window.recalled)
 
     @property
-    def _looks(self) -> bool:
+    def _recalls(self) -> bool:
         return self.recall or self._live.beside
 
-    def _asking(self, kwargs: Mapping[str, Any], *, on_loop: bool = False) -> AbstractContextManager[None]:
+    def _asking_blocks(self, kwargs: Mapping[str, Any], *, on_loop: bool = False) -> AbstractContextManager[None]:
         """Makes the history and the keywords of a call available to the memory blocks that it asks."""
         if self._live.blocks is None:
             return nullcontext()
         return asking(lambda: to_chat_messages(finished(self.context.view().messages)), kwargs, on_loop=on_loop)
 
-    def _feed(self) -> None:
+    def _feed_blocks(self) -> None:
         if self._live.blocks is not None:
             self._live.blocks.feed(self.context)
 
-    async def _afeed(self) -> None:
+    async def _afeed_blocks(self) -> None:
         if self._live.blocks is not None:
             await self._live.blocks.afeed(self.context)
 
@@ -273,7 +273,7 @@ class CtxMemory(BaseMemory, Closing):
         """
         newest = (yield from flow_of(AgentContext.view)(self.context)).last() if asked else None
         documents = 0
-        if asked is not None and newest is not None and _is_to_be_put(asked, newest.message):
+        if asked is not None and newest is not None and _is_new_question(asked, newest.message):
             room = self.context.policy.budget_tokens - initial_token_count - self.context.counter.count_text(asked)
             documents = min(MOST_DOCUMENTS_TOKENS, max(ENOUGH_DOCUMENTS_TOKENS, int(DOCUMENTS_SHARE * room)))
             documents = min(documents, room // 2)
@@ -281,7 +281,7 @@ class CtxMemory(BaseMemory, Closing):
         window = partial(
             flow_of(AgentContext.window),
             self.context,
-            recall=self._looks,
+            recall=self._recalls,
             question=asked,
             whole_tail=True,  # the list may come back through `set`
         )
@@ -332,7 +332,7 @@ class CtxMemory(BaseMemory, Closing):
         added = self.context.run_flow(partial(self._put, messages))
         if self._live.copy is not None:
             self._live.copy.add(added)
-        self._feed()
+        self._feed_blocks()
 
     @span
     async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
@@ -340,7 +340,7 @@ class CtxMemory(BaseMemory, Closing):
         added = await self._aflow(messages, partial(self._put, messages))
         if self._live.copy is not None:
             await self._live.copy.aadd(added)
-        await self._afeed()
+        await self._afeed_blocks()
 
     def _put(self, messages: Sequence[ChatMessage | str], engine: Engine) -> Flow[tuple[Message, ...]]:
         view: Sequence[Message] = ()
@@ -349,7 +349,7 @@ class CtxMemory(BaseMemory, Closing):
         waiting = unanswered(view)
         if not waiting and _begins_with_result(messages):
             waiting = yield from _waiting_elsewhere(engine, SessionKey(self.context.owner, self.context.session))
-        fresh = without_own(self._taken(messages, waiting), view)
+        fresh = without_own(self._converted(messages, waiting), view)
         if not fresh:
             return ()
         with explained_conflict():
@@ -378,7 +378,7 @@ class CtxMemory(BaseMemory, Closing):
         self.context.run_flow(lambda _: self._set(messages))
         if self._live.copy is not None:
             self._live.copy.set(self.get_all())
-        self._feed()
+        self._feed_blocks()
 
     @span
     async def aset(self, messages: Sequence[ChatMessage | str]) -> None:
@@ -386,10 +386,10 @@ class CtxMemory(BaseMemory, Closing):
         await self._aflow(messages, lambda _: self._set(messages))
         if self._live.copy is not None:
             await self._live.copy.aset(await self.aget_all())
-        await self._afeed()
+        await self._afeed_blocks()
 
     def _set(self, messages: Sequence[ChatMessage | str]) -> Flow[None]:
-        fresh = with_distinct_ids(self._taken(messages), self.context.new_id)
+        fresh = with_distinct_ids(self._converted(messages), self.context.new_id)
         yield from flow_of(AgentContext.set_messages)(self.context, fresh, prompts=True, recognise=True)
         self._live.waiting = bool(unanswered(fresh))
 
@@ -412,8 +412,8 @@ class CtxMemory(BaseMemory, Closing):
         """Returns True if tool calls wait for results, or a summary of a memory is among the messages."""
         return self._live.waiting or any(is_summary(m) for m in messages if isinstance(m, ChatMessage))
 
-    def _taken(self, messages: Sequence[ChatMessage | str], waiting: Sequence[ToolCallPart] = ()) -> list[Message]:
-        settings = [m for m in messages if isinstance(m, str) or not self._beside(m)]
+    def _converted(self, messages: Sequence[ChatMessage | str], waiting: Sequence[ToolCallPart] = ()) -> list[Message]:
+        settings = [m for m in messages if isinstance(m, str) or not self._added_by_memory(m)]
         fresh = from_chat_messages(settings, self.context.new_id, waiting)
         budget = self.context.policy.budget_tokens
         newest = next((m for m in reversed(fresh) if m.role == "user"), None)
@@ -428,7 +428,7 @@ class CtxMemory(BaseMemory, Closing):
                 )
         return fresh
 
-    def _beside(self, message: ChatMessage) -> bool:
+    def _added_by_memory(self, message: ChatMessage) -> bool:
         """Returns True if this memory added the message to a window; the mark may have been lost since."""
         text = self._live.beside_text
         return is_section(message) or bool(text and message.role == "user" and message.content == text)
@@ -524,7 +524,7 @@ class CtxMemory(BaseMemory, Closing):
             self._live.copy.side.close()
 
 
-def _is_to_be_put(asked: str, newest: Message) -> bool:
+def _is_new_question(asked: str, newest: Message) -> bool:
     """Returns True for a question that the newest message is not: an answer, or a question that was left without one."""
     if newest.role == "user":
         return asked.split() != newest.text.split()

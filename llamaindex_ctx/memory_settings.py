@@ -98,7 +98,7 @@ class StockSettings(EngineSettings, total=False):
     video_token_size_estimate: int
 
 
-def placed(first: object, others: Sequence[object]) -> dict[str, Any]:
+def positional_settings(first: object, others: Sequence[object]) -> dict[str, Any]:
     """Returns positional arguments by name: those of `Memory.from_defaults`, or those of the buffers'.
 
     The first argument whose type only the buffers have at its place tells which they are.

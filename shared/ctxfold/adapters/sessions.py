@@ -89,7 +89,9 @@ class SessionPool(Closing):
             return self._first
 
     async def afirst(self, session_id: str, owner: str) -> AgentContext:
-        return self._first or await in_thread(partial(self.first, session_id, owner))
+        if self._first is not None:
+            return self._first
+        return await in_thread(partial(self.first, session_id, owner))
 
     def open(self, **session: Any) -> AgentContext:
         """Returns a session in an engine of its own; without `store`, in a memory of its own. `session` precedes the settings."""
