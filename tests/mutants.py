@@ -77,6 +77,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "connect.py",
+        (
+            "a_model_without_a_provider_is_asked_at_this_machine",
+            'row.name.startswith("generic") and not settings.get("base_url")',
+            "False",
+            "engine/test_mistakes.py::test_services_that_cannot_be_used",
+        ),
+    ),
+    *_of(
         "session/context.py",
         (
             "a_text_is_asked_like_a_turn",

@@ -85,11 +85,16 @@ BACKENDS: Mapping[Wire, str] = {
 def open_backend(provider: str, model: str, *, wire: Wire | None = None, **settings: Any) -> HttpBackend:
     """Returns a backend for a built-in provider, or for `profile=`. It speaks the profile's wire format, or `wire`.
 
-    Raises ConfigError when the provider does not speak that wire.
+    Raises ConfigError when the provider does not speak that wire, or when nothing says where the service is.
     """
     from ctxfold.backends.profile import load_profile
 
-    row = load_profile(settings.pop("profile", None) or provider).for_wire(wire)
+    own = settings.pop("profile", None)
+    row = load_profile(own or provider).for_wire(wire)
+    if own is None and row.name.startswith("generic") and not settings.get("base_url"):
+        raise ConfigError(
+            f"no provider is named for the model {model!r}, and no address: give provider='openai' or another one, or base_url=..."
+        )
     backend: type[HttpBackend] = getattr(import_module("ctxfold.backends"), BACKENDS[row.wire])
     return backend(model=model, profile=row, **settings)
 

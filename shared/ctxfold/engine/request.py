@@ -27,14 +27,10 @@ LEFT_OUT = "[the rest is left out: the window has no room for it]"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Holds the settings of one request.
+    """Holds the settings of one request: those of `RequestOptions`, and two for the framework packages.
 
-    `scratch` is one message at the very end that is never stored. `passages` join it, as far as they have room beside the
-    question: a memory beside the session has found them, and made them fit a request without these tools. `on_abort` says what
-    a stream that is cancelled or fails leaves behind: nothing, or what had arrived, without tool calls. `extra` goes into the
-    request body as it is.
-    `overhead_tokens` is what the request will hold besides messages, scratch and tools. `context_window` takes the place of the
-    session's window for this request, and at the end of its turn where it is larger; a limit that the model has named still holds.
+    `overhead_tokens` is what the request will hold besides messages, scratch and tools. `passages` join the scratch, as far as
+    they have room beside the question: a memory beside the session has found them, and made them fit a request without these tools.
     """
 
     max_tokens: int | None = None
@@ -76,7 +72,22 @@ def limit_among(arguments: Mapping[str, object]) -> int | None:
 
 
 class RequestOptions(TypedDict, total=False):
-    """See `ctxfold.engine.request.Options`."""
+    """The options of one `send` or `send_stream`.
+
+    Args:
+        max_tokens: the most tokens that the reply may have.
+        stop: texts at which the reply ends; a single text is taken too.
+        thinking: True, False, or an effort such as "high"; None is the backend's own setting.
+        model: the model to ask, in place of the backend's.
+        scratch: one message at the very end of this request that is never stored.
+        recall: False sends neither recalled passages nor sections.
+        auto_compact: False raises ContextOverflowError where the request does not fit; None follows the policy.
+        context_window: the window for this request, and at the end of its turn where it is larger than the session's. A limit
+            that the model has reported still holds.
+        on_abort: what a stream that is cancelled or fails leaves behind: nothing, or with "keep_partial" the text that had
+            arrived, without tool calls.
+        extra: further fields of the request's body, as they are.
+    """
 
     max_tokens: int | None
     temperature: float | None
