@@ -1379,8 +1379,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_reply_id_that_comes_twice_is_refused",
-            "reply = replace(reply, id=ports.ids.new())",
-            "reply = replace(reply, id=reply.id)",
+            "replace(reply.message, id=ports.ids.new())",
+            "replace(reply.message, id=reply.message.id)",
             "engine/test_exchange.py::test_a_reply_id_that_comes_twice_gets_a_new_one",
         ),
         (
@@ -1436,7 +1436,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "results_for_a_stored_call_hinder_the_rest_of_a_list",
-            "turn_id, rest=True)",
+            "turn_id, may_be_empty=True)",
             "turn_id)",
             "llamaindex/test_memory_beside_llm.py::test_a_call_that_the_session_has_a_note_for_does_not_hinder_a_run",
         ),
@@ -1448,8 +1448,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_result_in_place_of_a_note_is_refused",
-            "not rest and not (asks and _has_results(",
-            "not rest and not (False and _has_results(",
+            "not may_be_empty and not (before_request and _has_results(",
+            "not may_be_empty and not (False and _has_results(",
             "llamaindex/test_llm_agents.py::test_a_result_comes_while_the_note_in_its_place_is_asked",
         ),
         (
@@ -2588,7 +2588,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_the_service_spent_beside_a_reply_is_not_stored",
-            "        beside.append(draft(ports, OutputsSummarised((), usage=billed - (reply.usage or Usage()))))\n",
+            "        learnt.append(draft(ports, OutputsSummarised((), usage=reply.billed - (message.usage or Usage()))))\n",
             "        pass\n",
             "wire/test_provider_compaction.py::test_what_a_summary_within_a_reply_took_is_in_the_sessions_sums",
         ),
@@ -2618,7 +2618,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_reply_of_a_cancelled_request_keeps_its_turn_open",
-            "    attempt.reply_id = reply.id\n",
+            "    attempt.reply_id = message.id\n",
             "",
             "engine/test_exchange.py::test_a_cancel_right_after_a_reply_with_tool_calls_was_stored",
         ),

@@ -55,20 +55,19 @@ def compact(
     stage: Stage,
     facts: SessionFacts,
     ports: Ports,
-    own: Mapping[str, Strategy],
+    strategies: Mapping[str, Strategy],
     *,
     summary_tokens: int | None = None,
 ) -> Flow[tuple[Outcome, tuple[Event, ...]]]:
     """Compacts once if that is due and allowed; returns the outcome and the events to report.
 
-    `own` are the user's strategies by name. `summary_tokens` is the limit of this one summary, in place of the policy's.
+    `strategies` are the user's own by name. `summary_tokens` is the limit of this one summary, in place of the policy's.
     """
     rules = _with_summary_limit(stage.rules, summary_tokens)
     after_turn = facts.occasion == "after_turn"
     if after_turn and _is_paused(open_session, stage):
         return Outcome(None, "nothing has changed since the last attempt could not help"), ()
-    check_known(rules.strategy, own, open_session.key.session)
-    strategy = own.get(rules.strategy) or BUILT_IN[rules.strategy]
+    strategy = strategy_named(rules.strategy, strategies, open_session.key.session)
     with open_session.lock:
         # what must fit now does not wait for a summary by another task: whoever writes first wins
         if open_session.compacting and after_turn:
@@ -154,13 +153,15 @@ def idle_time(open_session: OpenSession, stage: Stage, ports: Ports) -> Flow[flo
     return max(0.0, ports.clock.now_s() - newest[0].at_s) if newest else 0.0
 
 
-def check_known(name: str, own: Mapping[str, Strategy], session: str) -> None:
-    """Raises ConfigError for the name of a strategy that is neither built in nor among the user's own."""
-    if name not in own and name not in BUILT_IN:
+def strategy_named(name: str, strategies: Mapping[str, Strategy], session: str) -> Strategy:
+    """Returns the user's own or the built-in strategy of that name; raises ConfigError where there is none."""
+    strategy = strategies.get(name) or BUILT_IN.get(name)
+    if strategy is None:
         raise ConfigError(
             f"session {session!r} uses the strategy {name!r}, which is not built in ({', '.join(BUILT_IN)}): give the object "
             "(strategy=...), or choose another one by name (strategy='tiered')"
         )
+    return strategy
 
 
 def _with_summary_limit(rules: Policy, summary_tokens: int | None) -> Policy:

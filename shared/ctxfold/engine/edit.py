@@ -11,7 +11,7 @@ from random import uniform
 from time import sleep
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from ctxfold.compaction.compact import check_known
+from ctxfold.compaction.compact import strategy_named
 from ctxfold.compaction.tool_outputs import sized
 from ctxfold.effects import Call, Flow, StoreCall
 from ctxfold.engine.engine import Engine
@@ -446,7 +446,7 @@ def set_policy(engine: Engine, open_session: OpenSession, fields: Mapping[str, o
         old = open_session.own_rules()
         values: dict[str, Any] = {**old.model_dump(), **fields}
         policies[:] = [policy_for(values.pop("context_window"), **values)]
-        check_known(policies[0].strategy, engine.strategies, open_session.key.session)
+        strategy_named(policies[0].strategy, engine.strategies, open_session.key.session)
         fixed = tuple(sorted({*state.fixed, *fields}))
         if policies[0] == old and fixed == state.fixed:
             return []

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import pairwise, takewhile
 
 from ctxfold.compaction.commit import index_oversized
-from ctxfold.compaction.compact import check_known
+from ctxfold.compaction.compact import strategy_named
 from ctxfold.compaction.strategy import Strategy
 from ctxfold.compaction.tool_outputs import Sizing, sized
 from ctxfold.effects import LONG_CHARS, Call, Flow, StoreCall, off_loop
@@ -142,7 +142,7 @@ class Engine:
             opening_policy=self.rules if create else None,
         )
         sets_strategy = create and "strategy" in self.rules.model_fields_set
-        check_known((self.rules if sets_strategy else opened.stored_rules()).strategy, self.strategies, key.session)
+        strategy_named((self.rules if sets_strategy else opened.stored_rules()).strategy, self.strategies, key.session)
         open_session = self._open_sessions.get_or_make(key, lambda: opened)
         timed_out = timed_out_turns(open_session, self.ports)
         if timed_out:
@@ -289,7 +289,7 @@ class Engine:
         new_messages: Sequence[Message] = [m for m in {m.id: m for m in checked}.values() if m.id in record_ids]
         if skip_orphans and len(new_messages) < len(checked):
             # a call may be known from a turn that ended without its result, or with another one
-            new_messages = self.without_orphans(open_session, new_messages, turn_id, rest=True)
+            new_messages = self.without_orphans(open_session, new_messages, turn_id, may_be_empty=True)
         return checked, new_messages, record_ids
 
     def without_orphans(
@@ -298,22 +298,22 @@ class Engine:
         messages: Sequence[Message],
         turn_id: str | None,
         *,
-        asks: bool = False,
-        rest: bool = False,
+        before_request: bool = False,
+        may_be_empty: bool = False,
     ) -> Sequence[Message]:
         """Returns the messages without incomplete tool rounds, after the open turn that they answer or else after `turn_id`.
 
-        An event names the messages left out. When that would be all, all are returned, to be refused later; with `rest`, other
-        messages of the same list are stored, and none may be returned. With `asks` the model is asked now: calls at the very end
-        were left by a run that failed, and are left out. So are results of calls that another request has noted as unanswered.
+        An event names the messages left out. When that would be all, all are returned, to be refused later, unless the rest
+        `may_be_empty`. With `before_request` the model is asked now: calls at the very end were left by a run that failed, and are
+        left out. So are results of calls that another request has noted as unanswered.
         """
         turns = open_session.open_turns()
         answered = {r.call_id for m in takewhile(lambda m: m.role == "tool", messages) for r in m.tool_results}
         open_turn = next((t for t in reversed(list(turns)) if answered & open_calls(turns[t]).keys()), turn_id)
         legal = whole_rounds(messages, waiting=open_calls(turns.get(open_turn or "", ())))
-        if not legal and not rest and not (asks and _has_results(open_session, open_turn, messages)):
+        if not legal and not may_be_empty and not (before_request and _has_results(open_session, open_turn, messages)):
             return messages
-        if asks and legal and legal[-1].tool_calls and (legal[1:] or open_turn in turns):
+        if before_request and legal and legal[-1].tool_calls and (legal[1:] or open_turn in turns):
             legal = legal[:-1]
         kept = {m.id for m in legal}
         if left_out := tuple(m.id for m in messages if m.id not in kept):

@@ -36,7 +36,7 @@ FIT_TRIES = 4
 PROVIDER_RATIO = 0.95  # of the budget: up to here a provider that compacts by itself is left to do so
 # arguments are looked at again when the view has grown by this share of what they would have to free
 ARGUMENT_STEP = 0.125
-FRAME_TOKENS = 8  # role and gaps of the message in which recalled passages and sections travel
+FRAME_TOKENS = 8  # role and gaps of the message that holds recalled passages and sections
 COUNTED_TEXTS = 64  # texts whose token counts are cached
 
 
@@ -97,9 +97,9 @@ class WindowFitter:
         new_question = _new_question(open_session, stage.view, question) if question else None
         if sections is None:
             sections = [s for s in self.sections if question is not None or s.lifetime == "request"]
-        travelling = sections if recall else ()
-        required = [s for s in travelling if s.required]
-        optional = [s for s in travelling if not s.required]
+        sections = sections if recall else ()
+        required = [s for s in sections if s.required]
+        optional = [s for s in sections if not s.required]
         texts: list[str] = []
         if required:
             text = yield from self._required_text(open_session, stage, required, new_question, overhead_tokens)
@@ -307,9 +307,9 @@ class WindowFitter:
     def apply_tool_summaries(self, open_session: OpenSession) -> Flow[int]:
         """Shows the waiting summaries of tool outputs, whatever the triggers say, and returns how many there were."""
         stage = open_session.stage()
-        own = {stage.rules.strategy: BUILT_IN["tool_summaries"]}
+        strategies = {stage.rules.strategy: BUILT_IN["tool_summaries"]}
         facts = session_facts(open_session, "on_demand")
-        outcome, events = yield from compact(open_session, stage, facts, self.ports, own)
+        outcome, events = yield from compact(open_session, stage, facts, self.ports, strategies)
         for event in events:
             self.events.emit(event)
         return outcome.event.archived if outcome.event is not None else 0
@@ -372,7 +372,7 @@ class WindowFitter:
         strategy: Strategy | None = None,
         summary_tokens: int | None = None,
     ) -> Flow[Outcome]:
-        own = self.strategies if strategy is None else {stage.rules.strategy: strategy}
+        strategies = self.strategies if strategy is None else {stage.rules.strategy: strategy}
         must_fit = occasion == "must_fit"
         facts = session_facts(
             open_session,
@@ -382,7 +382,9 @@ class WindowFitter:
             idle_s=idle_s,
             gives_way=_answered_too_large(stage.view, overhead_tokens, stage.rules) if must_fit else "",
         )
-        outcome, events = yield from compact(open_session, stage, facts, self.ports, own, summary_tokens=summary_tokens)
+        outcome, events = yield from compact(
+            open_session, stage, facts, self.ports, strategies, summary_tokens=summary_tokens
+        )
         for event in events:
             self.events.emit(event)
         if outcome.postponed is not None:

@@ -119,12 +119,11 @@ def ask(engine: Engine, turn_input: TurnInput) -> Flow[tuple[Reply, str | None]]
     attempt = yield from _open(engine, turn_input)
     try:
         stored = yield from _ingest(engine, attempt, turn_input)
-        if stored is not None:
-            yield from _make_room(engine, attempt.open_session, options, stored)
-            reply, message = Reply(stored, stored.usage, stored.finish_reason), stored
+        if stored is None:
+            answer: Reply = yield from _send_with_recovery(engine, attempt, options, Complete)
+            reply = yield from _commit(engine, attempt, options, answer)
         else:
-            reply = yield from _send_with_recovery(engine, attempt, options, Complete)
-            message = yield from _commit(engine, attempt, options, reply.message, reply.billed)
+            reply = yield from _repeat_reply(engine, attempt, options, stored)
     except GeneratorExit:
         raise
     except BaseException:
@@ -132,8 +131,7 @@ def ask(engine: Engine, turn_input: TurnInput) -> Flow[tuple[Reply, str | None]]
         raise
     finally:
         attempt.leave()
-    reply = reply if message is reply.message else replace(reply, message=message)
-    return reply, attempt.open_session.turn_ending_with(message.id)
+    return reply, attempt.open_session.turn_ending_with(reply.message.id)
 
 
 def request_for(engine: Engine, turn_input: TurnInput) -> Flow[Request]:
@@ -179,12 +177,10 @@ def open_reply(engine: Engine, turn_input: TurnInput) -> Flow[OpenReply]:
 def finish_stream(engine: Engine, reply: OpenReply) -> Flow[Reply]:
     """Stores the reply that the stream has brought, and returns it."""
     if reply.stored is not None:
-        yield from _make_room(engine, reply.attempt.open_session, reply.options, reply.stored)
-        return Reply(reply.stored, reply.stored.usage, reply.stored.finish_reason)
-    whole = reply.fold.close()
-    message = yield from _commit(engine, reply.attempt, reply.options, whole.message, whole.billed)
+        return (yield from _repeat_reply(engine, reply.attempt, reply.options, reply.stored))
+    whole = yield from _commit(engine, reply.attempt, reply.options, reply.fold.close())
     reply.attempt.leave()
-    return whole if message is whole.message else replace(whole, message=message)
+    return whole
 
 
 def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:
@@ -317,7 +313,7 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
         may_return = bool(new.left_behind)
         attempt.removal = ((yield from remove_ids(engine, open_session, removed_ids, may_return=may_return)),)
         new = compare(open_session, turn_input.messages)  # again: a tool round is removed as a whole
-    legal = engine.without_orphans(open_session, new.messages, new.turn_id, asks=True)
+    legal = engine.without_orphans(open_session, new.messages, new.turn_id, before_request=True)
     return replace(new, messages=tuple(legal))
 
 
@@ -509,32 +505,29 @@ def _compactions_since(open_session: OpenSession, before: Collection[str]) -> Fl
 # 4. commit
 
 
-def _commit(
-    engine: Engine, attempt: TurnAttempt, options: Options, reply: Message, billed: Usage | None = None
-) -> Flow[Message]:
+def _commit(engine: Engine, attempt: TurnAttempt, options: Options, reply: Reply) -> Flow[Reply]:
     """Stores the reply; without tool calls it closes the turn, and the triggers are asked. Returns the reply as it is stored.
 
     A reply whose id the session has gets a new one. Raises TurnClosedError when another writer has closed the turn and its
-    question is not in the conversation any more: the reply is not stored then. `billed` is what the service spent in all, with
-    a summary on its own side.
+    question is not in the conversation any more: the reply is not stored then.
     """
     open_session, ports = attempt.open_session, engine.ports
-    if (yield from StoreCall(Store.find, open_session.key, (f"m:{reply.id}",))):
-        reply = replace(reply, id=ports.ids.new())
-    reply = validated(reply)
-    attempt.reply_id = reply.id
-    beside = calibration_drafts(engine, open_session, attempt.turn_id, reply)
-    if billed is not None:
-        beside.append(draft(ports, OutputsSummarised((), usage=billed - (reply.usage or Usage()))))
+    if (yield from StoreCall(Store.find, open_session.key, (f"m:{reply.message.id}",))):
+        reply = replace(reply, message=replace(reply.message, id=ports.ids.new()))
+    message = validated(reply.message)
+    attempt.reply_id = message.id
+    learnt = calibration_drafts(engine, open_session, attempt.turn_id, message)
+    if reply.billed is not None:  # with a summary on the service's own side
+        learnt.append(draft(ports, OutputsSummarised((), usage=reply.billed - (message.usage or Usage()))))
     place = ReplyPlace(attempt.turn_id)
 
     def drafts(_: SessionState) -> Sequence[Draft]:
         nonlocal place
         place = place_of(attempt, ports)
         check_open(open_session, place.turn_id)
-        added = draft(ports, MessageAdded(reply), turn_id=place.turn_id, record_id=f"m:{reply.id}")
-        closing = [closing_draft(ports, place.turn_id, "completed")] if is_final(reply) else []
-        return [*(closing_draft(ports, *ended) for ended in place.ended), added, *closing, *beside]
+        added = draft(ports, MessageAdded(message), turn_id=place.turn_id, record_id=f"m:{message.id}")
+        closing = [closing_draft(ports, place.turn_id, "completed")] if is_final(message) else []
+        return [*(closing_draft(ports, *ended) for ended in place.ended), added, *closing, *learnt]
 
     if attempt.listed:
         yield from append_decided(open_session, drafts, ports)
@@ -545,26 +538,28 @@ def _commit(
             yield from refresh(open_session, ports)
             yield from append_decided(open_session, drafts, ports)
     if attempt.sent is not None:
-        open_session.sent_request = replace(attempt.sent, at_s=ports.clock.now_s(), usage=reply.usage)
+        open_session.sent_request = replace(attempt.sent, at_s=ports.clock.now_s(), usage=message.usage)
     take_over(open_session, place.replaced, place.turn_id)
     for turn_id, status in place.ended:
         engine.turn_ended(open_session, turn_id, status)
-    engine.events.emit(Appended(open_session.key.session, (reply,)))
-    if is_final(reply):
+    engine.events.emit(Appended(open_session.key.session, (message,)))
+    if is_final(message):
         engine.turn_ended(open_session, place.turn_id, "completed")
-        if questions := place.questions or questions_between(attempt, reply):
-            yield from move_to_end(engine, open_session, questions, behind=reply.id)
-        yield from _make_room(engine, open_session, options, reply)
+        if questions := place.questions or questions_between(attempt, message):
+            yield from move_to_end(engine, open_session, questions, behind=message.id)
+        yield from _make_room(engine, open_session, options, message)
     return reply
 
 
-def _make_room(engine: Engine, open_session: OpenSession, options: Options, reply: Message) -> Flow[None]:
-    """Asks the triggers after a reply that ends its turn.
+def _repeat_reply(engine: Engine, attempt: TurnAttempt, options: Options, stored: Message) -> Flow[Reply]:
+    """Returns a reply that an earlier attempt stored, whose process may have ended while it made room."""
+    if is_final(stored):
+        yield from _make_room(engine, attempt.open_session, options, stored)
+    return Reply(stored, stored.usage, stored.finish_reason)
 
-    Also where the reply was stored by an earlier attempt: its process may have ended while the summary was written.
-    """
-    if not is_final(reply):
-        return
+
+def _make_room(engine: Engine, open_session: OpenSession, options: Options, reply: Message) -> Flow[None]:
+    """Asks the triggers after a reply that ends its turn."""
     full = reply.finish_reason == "context_window"
     # a narrower window of the request does not count for the triggers at the end of its turn
     window = options.context_window
@@ -612,4 +607,5 @@ def _undo_stream(engine: Engine, reply: OpenReply) -> Flow[None]:
         # cancelled right after a reply with tool calls was stored: the caller never saw them
         yield from engine.close(open_session, turn_id, "aborted")
     else:
-        yield from _commit(engine, reply.attempt, reply.options, replace(partial_reply, finish_reason="aborted"))
+        aborted = Reply(replace(partial_reply, finish_reason="aborted"))
+        yield from _commit(engine, reply.attempt, reply.options, aborted)
