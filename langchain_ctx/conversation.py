@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
+from ctxfold.adapters.model_calls import received
 from ctxfold.effects import Flow
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput, ask
 from ctxfold.history.diff import MessageList, newest_known, split_settled
-from ctxfold.messages import tool_result
 from ctxfold.protocols import Reply
 from ctxfold.stream import StreamPiece
 from langchain_ctx.message_lists import with_lost_results
@@ -21,7 +21,6 @@ from langchain_ctx.sessions import AttachedSession, Sessions
 
 Events: TypeAlias = Generator[StreamPiece, None, None]
 AsyncEvents: TypeAlias = AsyncGenerator[StreamPiece, None]
-_RECEIVED = "Received."  # what answers a call that a parser reads, as providers want each call answered
 
 
 class Conversation:
@@ -94,11 +93,8 @@ class _Turn:
 
     def end(self, engine: Engine, reply: Reply) -> Flow[None]:
         """Answers calls that a parser reads, so that their turn closes: no other result of them will come."""
-        calls = reply.message.tool_calls if self._parsed else ()
-        if calls:
-            open_session = yield from engine.open(self._key)
-            results = [tool_result(c.id, _RECEIVED, id=engine.ports.ids.new(), name=c.name) for c in calls]
-            yield from engine.add(open_session, results)
+        if self._parsed and (results := received(reply, engine.ports.ids.new)):
+            yield from engine.add((yield from engine.open(self._key)), results)
 
 
 class _PlaceTurn(_Turn):

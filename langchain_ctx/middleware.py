@@ -215,7 +215,7 @@ class AgentCaches:
 class AgentTurn:
     """Runs one model call of an agent in the session that its address `root` names.
 
-    With `separate`, the session follows the agent's state: the answer comes with the cursor to keep there.
+    With `follows_state`, the session follows the agent's state: the answer comes with the cursor to keep there.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class AgentTurn:
         caches: AgentCaches,
         *,
         tools: list[Any],
-        separate: bool,
+        follows_state: bool,
     ) -> None:
         self.request = request
         self.incoming = messages.incoming
@@ -236,7 +236,7 @@ class AgentTurn:
         self._messages = messages
         self._tools = tools
         self._caches = caches
-        self._separate = separate
+        self._follows_state = follows_state
         self._key = SessionKey("", "")
         self._prompt = None if request.system_message is None else prompt_text(request.system_message) or None
 
@@ -256,7 +256,7 @@ class AgentTurn:
         answer = response_of(reply)
         # the result of a structured answer's call
         yield from attached.add(engine, [*map(from_langchain, answer.result[1:])])
-        if not self._separate:
+        if not self._follows_state:
             return answer
         incoming, saved = self.incoming.followed_by(answer.result), self._messages.saved(answer)
         goes_on = len(answer.result) == 1 and bool(getattr(answer.result[0], "tool_calls", None))
@@ -280,9 +280,9 @@ class AgentTurn:
         leading = self.request.messages[: leading_count(self.request.messages)]
         prompts = (*(() if self._prompt is None else (self._prompt,)), *map(prompt_text, leading))
         given_ids = frozenset(m.id for m in messages)
-        whole = self._separate and attached.cursor is None
+        whole = self._follows_state and attached.cursor is None
         # the list of a shared session need not have its system prompts
-        own_prompts = prompts if prompts or self._separate else None
+        own_prompts = prompts if prompts or self._follows_state else None
         return TurnInput(attached.key, messages, options, own_prompts, given_ids=given_ids, whole=whole, attached=True)
 
     def metadata(self, window: Request) -> dict[str, Any]:
@@ -525,8 +525,8 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         if not messages.ids:
             return None
         root = root_of(ensure_config(), messages.messages, request.state, session=self._session, owner=self._owner)
-        model, tools, separate = self._model(request), self._usable_tools(request), not self._is_shared(root)
-        return AgentTurn(request, messages, root, model, self._caches, tools=tools, separate=separate)
+        model, tools, follows_state = self._model(request), self._usable_tools(request), not self._is_shared(root)
+        return AgentTurn(request, messages, root, model, self._caches, tools=tools, follows_state=follows_state)
 
     def _is_shared(self, root: Address) -> bool:
         """Returns True for a session that others may use too: it does not follow the agent's state."""

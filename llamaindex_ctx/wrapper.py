@@ -36,7 +36,7 @@ from pydantic import Field, PrivateAttr, SerializeAsAny
 from ctxfold import Section
 from ctxfold._deprecated import KEYWORDS, renamed_keywords, warn_renamed
 from ctxfold._lifecycle import Closing
-from ctxfold.adapters.model_calls import original_error
+from ctxfold.adapters.model_calls import original_error, received
 from ctxfold.adapters.retrieval import checked_sections
 from ctxfold.adapters.sessions import EngineSettings, SessionPool, check_settings
 from ctxfold.connect import message_counter, session_rules
@@ -47,7 +47,7 @@ from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.edits import PROMPT_ID
 from ctxfold.history.records import Calibrated, SessionKey
 from ctxfold.lru import LruCache
-from ctxfold.messages import Message, assistant, content_key, tool_result
+from ctxfold.messages import Message, assistant, content_key
 from ctxfold.protocols import Embedder, Reply, Store, TokenCounter, UuidIds
 from ctxfold.session.context import AgentContext
 from ctxfold.session_state import append, draft
@@ -70,9 +70,8 @@ from llamaindex_ctx.retrieval import as_embedder
 from llamaindex_ctx.summarizer import LlmSummarizer, check_llm, known_window, reply_limit
 from llamaindex_ctx.tool_rounds import answered
 
-_RECEIVED = "Received."  # what answers a call that a program reads, as providers want each call answered
 # fields of the LLM that LlamaIndex reads where a prompt is filled or structured output asked for
-_TAKEN = (
+_COPIED_FIELDS = (
     "callback_manager",
     "system_prompt",
     "messages_to_prompt",
@@ -167,12 +166,10 @@ class RunSessions(SessionPool):
             rounds = self._rounds.pop(key) or _Rounds(0)
             if question_end == len(messages):
                 updated = _after_question(rounds, run_key, over=over)
+            elif over:
+                updated = _Rounds(rounds.runs - 1)
             else:
-                updated = (
-                    _Rounds(rounds.runs - 1)
-                    if over
-                    else _after_round(rounds, run_key, _Rounds(1, tuple(messages), caller_ids))
-                )
+                updated = _after_round(rounds, run_key, _Rounds(1, tuple(messages), caller_ids))
             if updated.runs > 0:
                 self._rounds.put(key, updated)
 
@@ -293,9 +290,12 @@ def with_context(
 
     Args:
         llm: the LLM that answers. Raises ConfigError for a thinking LLM whose reasoning cannot be sent back.
+        session_id: the name of the session; None leaves the conversation to the memory.
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
         context_window: in tokens, for input and output together; None takes that of `policy`, or the LLM's.
+        owner: the user or tenant to whom the sessions belong.
         summarizer: the LLM that writes summaries; None takes `llm`.
+        counter: counts tokens; None takes the tiktoken table of the LLM's model.
         sections: `ctxfold.Section`s, which are added to each request.
         embedder: computes embeddings, so that recall finds passages by meaning too.
         settings: fields of `ctxfold.Policy`, or a complete `policy`; `reply_reserve_tokens` (by default the LLM's
@@ -333,7 +333,7 @@ def with_context(
         session_id=session_id,
         owner=owner,
         sessions=RunSessions(store=store, settings=pool),
-        **{name: getattr(llm, name) for name in _TAKEN},
+        **{name: getattr(llm, name) for name in _COPIED_FIELDS},
     )
 
 
@@ -354,8 +354,7 @@ class _SessionCall:
 
     def received(self, reply: Reply) -> list[Message]:
         """Returns results for calls that a program reads, so that their turn closes and the question stays in the session."""
-        calls = reply.message.tool_calls if self.call.parsed else ()
-        return [tool_result(c.id, _RECEIVED, id=self.context.new_id(), name=c.name) for c in calls]
+        return received(reply, self.context.new_id) if self.call.parsed else []
 
 
 class ContextLLM(FunctionCallingLLM, Closing):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAli
 
 from ctxfold.connect import foreign_failure
 from ctxfold.errors import BackendError, ConfigError, MessageError
-from ctxfold.protocols import AsyncChunkStream, Chunk, ChunkStream
+from ctxfold.messages import Message, tool_result
+from ctxfold.protocols import AsyncChunkStream, Chunk, ChunkStream, Reply
 
 Piece_contra = TypeVar("Piece_contra", contravariant=True)
 Piece = TypeVar("Piece")
@@ -30,6 +31,11 @@ def as_backend_error(model: str, kind_of: Callable[[Exception], str | None] | No
         raise
     except Exception as error:
         raise foreign_failure(error, model, kind=kind_of(error) if kind_of else None) from error
+
+
+def received(reply: Reply, new_id: Callable[[], str]) -> list[Message]:
+    """Returns a result for each tool call of a reply that a program reads: no other comes, and providers want one for each."""
+    return [tool_result(call.id, "Received.", id=new_id(), name=call.name) for call in reply.message.tool_calls]
 
 
 @contextmanager

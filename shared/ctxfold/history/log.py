@@ -65,13 +65,13 @@ class _OutOfRecall(Container[int]):
 class SessionState:
     """Holds one session, folded up to record `head`. `apply` takes records in order of seq and ignores those at or before `head`.
 
-    `count` returns the tokens of a message. With `hidden`, messages that only the user sees are folded in too. `live` is only
+    `count` returns the tokens of a message. With `user_only`, messages that only the user sees are folded in too. `live` is only
     ever appended to within an epoch; an epoch change puts a new list in its place, so views stay as they were.
     """
 
     key: SessionKey
     count: Callable[[Message], int]
-    hidden: bool = field(default=False, kw_only=True)
+    user_only: bool = field(default=False, kw_only=True)
     head: int = 0
     head_id: str = ""  # of the record at `head`: another id there means that the log was erased and begun anew
     read_upto: int = 0  # the records up to here were read at once, so an erasure among them is already applied to all
@@ -232,7 +232,7 @@ class SessionState:
     def _add(self, entry: Entry, record: Record) -> None:
         if record.turn_id is None:
             self._comes_back(entry.id)
-        if entry.message.visibility == "user" and not self.hidden:
+        if entry.message.visibility == "user" and not self.user_only:
             return
         self.excerpts = self.excerpts or bool(entry.shown_seq)
         if entry.message.usage is not None:
@@ -358,7 +358,7 @@ class SessionState:
 
     def _insert(self, entry: Entry, before: str | None) -> None:
         self._comes_back(entry.id)
-        if entry.message.visibility == "user" and not self.hidden:
+        if entry.message.visibility == "user" and not self.user_only:
             return
         if not self._has_place(entry, ()):
             return

@@ -243,7 +243,7 @@ def conversation(
     if audience == "model":
         return open_session.view(turn_id).messages
     records = yield from ArchiveRead(iter(StoreCall(Store.read, open_session.key)), *open_session.key)
-    state = SessionState(open_session.key, lambda _: 0, hidden=True)
+    state = SessionState(open_session.key, lambda _: 0, user_only=True)
     # a compaction only hides: folded without it, the log gives back what it stood for
     state.undone = {*open_session.state.undone, *(r.id for r in records if isinstance(r.body, Compacted))}
     state.apply(records)
