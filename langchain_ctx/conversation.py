@@ -86,7 +86,7 @@ class _Turn:
         self._parsed = parsed
         self._key = turn_input.key
 
-    def begin(self, _: Engine) -> Flow[TurnInput]:
+    def begin(self, engine: Engine) -> Flow[TurnInput]:
         """Returns the input for the session that serves it."""
         yield from ()
         return self._turn_input
