@@ -87,7 +87,7 @@ class ConvertedWindow(NamedTuple):
 
 
 class WindowCache:
-    """Converts the windows of sessions, as `messages_to_send` does. Messages of the last window are not converted again.
+    """Converts the windows of sessions, as `window_for` does. Messages of the last window are not converted again.
 
     Callers get copies: other middleware may change the messages of its request in place.
     """
@@ -95,11 +95,10 @@ class WindowCache:
     def __init__(self, max_sessions: int) -> None:
         self._windows: LruCache[tuple[SessionKey, str], ConvertedWindow] = LruCache(max_sessions)
 
-    def messages_to_send(
-        self, key: SessionKey, messages: Iterable[Message], model: str, *, thoughtless: int = 0
-    ) -> list[BaseMessage]:
-        """Returns the messages as LangChain's, for this model, in a new list."""
-        last, shown = self._windows.get((key, model)) or ConvertedWindow([], []), [*_with_ids_for(model, messages)]
+    def window_for(self, key: SessionKey, model: Any, request: Request) -> list[BaseMessage]:
+        """Returns the request's messages as LangChain's, for the model that is asked, in a new list."""
+        name, messages, thoughtless = model_name(model), request.messages, thoughtless_before(model, request)
+        last, shown = self._windows.get((key, name)) or ConvertedWindow([], []), [*_with_ids_for(name, messages)]
         same = [*map(is_, last.messages, shown), False].index(False)
         if thoughtless != last.thoughtless:
             same = min(same, thoughtless, last.thoughtless)
@@ -111,8 +110,8 @@ class WindowCache:
         for index, message in enumerate(shown[same:], same):
             thinks = index >= thoughtless
             own = known.get((id(message), thinks))
-            copiers.append(own or [_Copier(m) for m in converted(message, model, thinks=thinks)])
-        self._windows.put((key, model), ConvertedWindow(shown, copiers, thoughtless))
+            copiers.append(own or [_Copier(m) for m in converted(message, name, thinks=thinks)])
+        self._windows.put((key, name), ConvertedWindow(shown, copiers, thoughtless))
         return [copier.copy() for own in copiers for copier in own]
 
     def clear(self) -> None:

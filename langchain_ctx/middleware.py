@@ -39,7 +39,6 @@ from ctxfold.errors import ConfigError, CtxError, TurnClosedError
 from ctxfold.history.diff import newest_known, split_settled
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.policy.settings import session_limit
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
@@ -66,15 +65,13 @@ from langchain_ctx.message_lists import (
     prompt_text,
 )
 from langchain_ctx.messages import from_langchain
-from langchain_ctx.models import chosen_model, is_configurable, model_name
-from langchain_ctx.reasoning import returning, thoughtless_before
+from langchain_ctx.models import chosen_model, is_configurable
+from langchain_ctx.reasoning import returning
 from langchain_ctx.reporting import Report, annotated, reporting
 from langchain_ctx.session_routing import MADE_FROM, Address, address_in_graph, first_id, session_key
 from langchain_ctx.sessions import AttachedSession, ContextSettings, HoldsSessions, Sessions
 from langchain_ctx.summarizer import asking_for_summary, limits
 from langchain_ctx.tools import counted, is_free
-
-CONVERTED_WINDOWS = 64  # at most: of the sessions used last
 
 
 class ContextState(AgentState[Any]):
@@ -190,8 +187,8 @@ class AgentList:
 class AgentCaches:
     """Holds what one model call of an agent leaves for the next: converted windows and tools, and versions of messages."""
 
-    def __init__(self, max_sessions: int) -> None:
-        self.windows = WindowCache(min(max_sessions, CONVERTED_WINDOWS))
+    def __init__(self, windows: WindowCache) -> None:
+        self.windows = windows
         self.versions = VersionCache()
         self._tools: tuple[list[tuple[Any, Any]], tuple[ToolSpec, ...]] = [], ()
 
@@ -205,11 +202,6 @@ class AgentCaches:
             specs = counted(tools)
             self._tools = described, specs
         return specs
-
-    def clear(self) -> None:
-        """Drops all texts, as an erasure demands."""
-        self.windows.clear()
-        self.versions.clear()
 
 
 class AgentTurn:
@@ -314,10 +306,7 @@ class AgentTurn:
 
     def request_with(self, window: Request) -> ModelRequest[Any]:
         """Returns the agent's request with the window in place of its messages; its own system message stays as it is."""
-        thoughtless = thoughtless_before(self.model, window)
-        messages = self._caches.windows.messages_to_send(
-            self._key, window.messages, model_name(self.model), thoughtless=thoughtless
-        )
+        messages = self._caches.windows.window_for(self._key, self.model, window)
         if self._prompt is not None:
             own = next((i for i, m in enumerate(messages) if m.type == "system" and m.text == self._prompt), None)
             messages = messages if own is None else [*messages[:own], *messages[own + 1 :]]
@@ -414,7 +403,6 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         self._session = None if session_id is None else check_name("session", session_id)
         self._owner = check_name("owner", owner)
         self._writer = CallersSummarizer(summarizer)
-        self._caches = AgentCaches(session_limit(settings.get("max_sessions")))
         self._sessions = Sessions(
             store=store,
             context_window=context_window,
@@ -424,6 +412,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
             of_model=True,
             settings=settings,
         )
+        self._caches = AgentCaches(self._sessions.windows)
 
     @property
     def name(self) -> str:
@@ -558,9 +547,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         return returning(model)
 
     def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
-        self._caches.clear()
+        self._caches.versions.clear()
         return super().erase(thread, owner=owner)
 
     async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
-        self._caches.clear()
+        self._caches.versions.clear()
         return await super().aerase(thread, owner=owner)

@@ -27,15 +27,18 @@ from ctxfold.engine.attach import BRANCH, Attachment, StartPoint, attach, cursor
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError
+from ctxfold.events import Event, MessagesErased
 from ctxfold.history.diff import Cursor, IncomingList, open_turn
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, ToolSpec
+from ctxfold.policy.settings import session_limit
 from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemClock, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import name_or_own
 from langchain_ctx.active_model import called_model
+from langchain_ctx.inner_model import WindowCache
 from langchain_ctx.models import model_window, unknown_window
 from langchain_ctx.reporting import listen
 from langchain_ctx.retrieval import as_embedder
@@ -44,6 +47,7 @@ from langchain_ctx.summarizer import as_summarizer
 
 _BRANCHES = re.compile(f"({BRANCH}[0-9a-f]{{8}})+$")
 ANY_WINDOW = 1_000_000  # in tokens, with which settings are checked as long as the window is not known
+CONVERTED_WINDOWS = 64  # at most: of the sessions used last
 CURSORS = 1024  # that are remembered, of all places; a place without any is looked up in the store
 
 
@@ -324,13 +328,19 @@ class Sessions(SessionPool):
             **rules,
             **more,
         }
-        super().__init__(store, context_settings, subscriber=listen)
+        super().__init__(store, context_settings, subscriber=self._heard)
+        self.windows = WindowCache(min(session_limit(more.get("max_sessions")), CONVERTED_WINDOWS))
         self._forgets = store is None or store == "memory://"
         # a call that names no session is still to be warned of
         self._expects_names = not isinstance(self.store, MemoryStore)
         self.subgraphs = SubgraphSessions()
         self.anonymous = AnonymousSessions(lambda key: self.store.erase((), gone=(key,)))
         self._window: int | None = None if self._of_model else policy.context_window
+
+    def _heard(self, event: Event) -> None:
+        if isinstance(event, MessagesErased):
+            self.windows.clear()
+        listen(event)
 
     @property
     def context_window(self) -> int | None:
@@ -438,12 +448,14 @@ class Sessions(SessionPool):
     def erase(self, thread: object, owner: str) -> tuple[str, ...]:
         """Erases a thread permanently: its session, branches and sub-graphs; returns the names of the sessions."""
         names = sessions_of(checked_session_id(thread), self.store.sessions(owner))
+        self.windows.clear()
         for name in names:
             self._for_erasure(name, owner).erase_session()
         return tuple(names)
 
     async def aerase(self, thread: object, owner: str) -> tuple[str, ...]:
         names = sessions_of(checked_session_id(thread), await self.store.asessions(owner))
+        self.windows.clear()
         for name in names:
             await (await in_thread(partial(self._for_erasure, name, owner))).aerase_session()
         return tuple(names)

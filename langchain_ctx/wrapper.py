@@ -46,7 +46,7 @@ from langchain_ctx.active_model import (
 from langchain_ctx.chat_calls import SESSION, WINDOW, no_session, reply_id, turn_input_of, with_window
 from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import as_backend_error, translated
-from langchain_ctx.inner_model import Pieces, inner_stream, window_for
+from langchain_ctx.inner_model import Pieces, inner_stream
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable, model_name, model_window, unknown_window
 from langchain_ctx.reasoning import check_model, check_reasoning, returning
@@ -350,14 +350,16 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         inner: Any = self.inner
         name = model_name(inner)
 
-        def send(window: Request) -> Reply:
-            with as_backend_error(name):
-                return reply_of(generate(window_for(inner, window)))
-
         # with the model's cache and rate limiter; its tokens are told to this call's listeners
         generate = partial(inner._generate_with_cache, stop=stop, run_manager=run_manager, **rest)
         if address is None or self.sessions is None:
             return cast("ChatResult", generate(messages))
+        convert = partial(self.sessions.windows.window_for, address.key, inner)
+
+        def send(window: Request) -> Reply:
+            with as_backend_error(name):
+                return reply_of(generate(convert(window)))
+
         with translated(), original_error(), calling(self._caller(options, rest, send=send)):
             turn_input = turn_input_of(address.key, messages, options, reply_id())
             return result_of(Conversation(self.sessions, address, turn_input).ask())
@@ -373,13 +375,15 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         inner: Any = self.inner
         name = model_name(inner)
 
-        async def asend(window: Request) -> Reply:
-            with as_backend_error(name):
-                return reply_of(await generate(window_for(inner, window)))
-
         generate = partial(inner._agenerate_with_cache, stop=stop, run_manager=run_manager, **rest)
         if address is None or self.sessions is None:
             return cast("ChatResult", await generate(messages))
+        convert = partial(self.sessions.windows.window_for, address.key, inner)
+
+        async def asend(window: Request) -> Reply:
+            with as_backend_error(name):
+                return reply_of(await generate(convert(window)))
+
         with translated(), original_error(), calling(self._caller(options, rest, asend=asend)):
             turn_input = turn_input_of(address.key, messages, options, reply_id())
             return result_of(await Conversation(self.sessions, address, turn_input).aask())
@@ -400,16 +404,17 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         inner: Any = self.inner
         name = model_name(inner)
         pieces = Pieces(reply_id(run_manager))
+        if address is None or self.sessions is None:
+            yield from inner._stream(messages, stop=stop, **rest)
+            return
+        convert = partial(self.sessions.windows.window_for, address.key, inner)
 
         def open_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
             if inner.rate_limiter:
                 inner.rate_limiter.acquire(blocking=True)
-            source = inner._stream(window_for(inner, window), stop=stop, **rest)
+            source = inner._stream(convert(window), stop=stop, **rest)
             return inner_stream(source, name, pieces, inner.output_version).begin()
 
-        if address is None or self.sessions is None:
-            yield from inner._stream(messages, stop=stop, **rest)
-            return
         turn_input = turn_input_of(address.key, messages, options, pieces.reply_id)
         caller = self._caller(options, rest, open_stream=open_stream)
         with translated(), original_error():
@@ -430,17 +435,18 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         inner: Any = self.inner
         name = model_name(inner)
         pieces = Pieces(reply_id(run_manager))
-
-        async def aopen_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
-            if inner.rate_limiter:
-                await inner.rate_limiter.aacquire(blocking=True)
-            source = inner._astream(window_for(inner, window), stop=stop, **rest)
-            return await inner_stream(source, name, pieces, inner.output_version).abegin()
-
         if address is None or self.sessions is None:
             async for piece in inner._astream(messages, stop=stop, **rest):
                 yield piece
             return
+        convert = partial(self.sessions.windows.window_for, address.key, inner)
+
+        async def aopen_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
+            if inner.rate_limiter:
+                await inner.rate_limiter.aacquire(blocking=True)
+            source = inner._astream(convert(window), stop=stop, **rest)
+            return await inner_stream(source, name, pieces, inner.output_version).abegin()
+
         turn_input = turn_input_of(address.key, messages, options, pieces.reply_id)
         caller = self._caller(options, rest, aopen_stream=aopen_stream)
         with translated(), original_error():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +22,7 @@ from langchain_deepseek import ChatDeepSeek
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from openai import BadRequestError, UnprocessableEntityError
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from ctxfold import ConfigError, MessageTooLargeError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
@@ -431,3 +433,39 @@ def test_a_model_whose_service_keeps_the_conversation_is_refused() -> None:
         with pytest.raises(ConfigError, match="leave that out"):
             agent.invoke({"messages": [HumanMessage("Hi")]})
         assert not server.requests
+
+
+class Spoiling(FakeListChatModel):
+    """A model that keeps the messages of its requests, and changes them in place."""
+
+    requests: list[list[BaseMessage]] = Field(default_factory=list)
+
+    def _call(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> str:
+        self.requests.append([*messages])
+        assert not messages[0].additional_kwargs
+        messages[0].additional_kwargs["spoilt"] = True
+        messages.clear()
+        return super()._call([], *args, **kwargs)
+
+
+def test_the_messages_of_a_window_are_converted_once() -> None:
+    """The next request has the same messages, but for those that the model has changed meanwhile."""
+    inner = Spoiling(responses=["One.", "Two.", "Three."])
+    model = with_context(inner, session_id="s", context_window=8_000)
+    for text in ("First.", "Second.", "Third."):
+        model.invoke(text)
+    _, second, third = inner.requests
+    assert [m.text for m in third] == ["First.", "One.", "Second.", "Two.", "Third."]
+    assert third[0] is not second[0]
+    assert all(third[i] is second[i] for i in (1, 2))
+
+
+def test_an_erased_message_stays_in_no_converted_window() -> None:
+    inner = Spoiling(responses=["One.", "Two."])
+    model = with_context(inner, session_id="s", context_window=8_000)
+    model.invoke("My secret is 47-B.")
+    kept = weakref.ref(inner.requests.pop()[0])
+    context = model.context()
+    context.erase(context.view().live[0].id)
+    gc.collect()
+    assert kept() is None
