@@ -19,7 +19,6 @@ from langchain_core.language_models import BaseChatModel
 
 from ctxfold import MemoryStore, Section
 from ctxfold._lifecycle import Closing, SharesSessions
-from ctxfold.adapters.retrieval import checked_sections
 from ctxfold.adapters.sessions import EngineSettings, SessionPool, warn_caller
 from ctxfold.connect import check_overhead, message_counter, session_rules
 from ctxfold.effects import Effect, Flow, in_thread
@@ -34,6 +33,7 @@ from ctxfold.lru import LruCache
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.policy.settings import session_limit
 from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemClock, TokenCounter
+from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import name_or_own
@@ -310,7 +310,7 @@ class Sessions(SessionPool):
         rules: dict[str, Any] = dict(settings)
         more = {name: rules.pop(name) for name in _NO_RULES if name in rules}
         more["embedder"] = as_embedder(more.get("embedder"))
-        more["sections"] = checked_sections(more.get("sections", ()))
+        more["sections"] = check_sections(more.get("sections", ()))
         reserve = rules.pop("reply_reserve_tokens", max_tokens)
         checked: dict[str, Any] = {name: more.get(name) for name in ("strategy", "policy", "prices", "max_sessions")}
         self._of_model = of_model and context_window is None and more.get("policy") is None

@@ -46,7 +46,7 @@ def span(method: F) -> F:
     traced: Any = dispatcher.span(method)
 
     def bound(self: object) -> Any:
-        return (traced if _has_event_handlers() or _traced() else method).__get__(self, type(self))
+        return (traced if _has_handlers() else method).__get__(self, type(self))
 
     if inspect.iscoroutinefunction(method):
 
@@ -68,9 +68,10 @@ def _has_event_handlers() -> bool:
     return any(not isinstance(h, NullEventHandler) for place in _places() for h in place.event_handlers)
 
 
-def _traced() -> bool:
-    handlers = (h for place in _places() for h in cast("list[object]", place.span_handlers))
-    return any(not isinstance(h, NullSpanHandler) for h in handlers)
+def _has_handlers() -> bool:
+    """Returns True if there is a handler of events or of spans."""
+    handlers = (h for place in _places() for h in (*place.event_handlers, *cast("list[object]", place.span_handlers)))
+    return any(not isinstance(h, NullEventHandler | NullSpanHandler) for h in handlers)
 
 
 def _places() -> Iterator[Dispatcher]:

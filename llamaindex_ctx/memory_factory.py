@@ -14,10 +14,10 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.memory.memory import DEFAULT_TOKEN_LIMIT
 
 from ctxfold import Section
-from ctxfold.adapters.retrieval import checked_sections
 from ctxfold.adapters.sessions import warn_caller
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Embedder, Store, TokenCounter
+from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of, whole_number
@@ -145,7 +145,7 @@ def open_live(  # noqa: PLR0913 - one keyword per independent setting
     # a memory makes no requests: whatever stands beside the conversation travels with the messages that it gives out
     all_sections = [
         replace(s, lifetime="request")
-        for s in (*(block_section.sections() if block_section else ()), *checked_sections(sections))
+        for s in (*(block_section.sections() if block_section else ()), *check_sections(sections))
     ]
     opened, ours = source.open()
     try:

@@ -37,7 +37,6 @@ from ctxfold import Section
 from ctxfold._deprecated import KEYWORDS, renamed_keywords, warn_renamed
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.model_calls import original_error, received
-from ctxfold.adapters.retrieval import checked_sections
 from ctxfold.adapters.sessions import EngineSettings, SessionPool, check_settings
 from ctxfold.connect import message_counter, session_rules
 from ctxfold.effects import Flow
@@ -49,6 +48,7 @@ from ctxfold.history.records import Calibrated, SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, assistant, content_key
 from ctxfold.protocols import Embedder, Reply, Store, TokenCounter, UuidIds
+from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
 from ctxfold.session_state import append, draft
 from ctxfold.tokens.text import TextCounter
@@ -323,7 +323,7 @@ def with_context(
         "context_window": window,
         "summarizer": CallersSummarizer(replaying) if other is None else LlmSummarizer(other),
         "counter": message_counter(counter, model=llm.metadata.model_name),
-        "sections": checked_sections(sections),
+        "sections": check_sections(sections),
         "embedder": as_embedder(embedder),
         **settings,
     }

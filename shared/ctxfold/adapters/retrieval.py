@@ -1,4 +1,4 @@
-"""Checks sections and embedders, and makes items out of what a framework's retrievers find."""
+"""Checks embedders, and makes items out of what a framework's retrievers find."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from ctxfold.protocols import Embedder
-from ctxfold.sections.section import Item, Section
-from ctxfold.validation import all_of, check_has
-
-
-def checked_sections(sections: Sequence[Section]) -> tuple[Section, ...]:
-    """Returns the sections. ConfigError for anything else among them, such as the retriever itself."""
-    return all_of("sections", sections, Section, "make a section of it, section_from(...), or ctxfold.Section")
+from ctxfold.sections.section import Item
+from ctxfold.validation import check_has
 
 
 def found_item(

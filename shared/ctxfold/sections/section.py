@@ -179,9 +179,8 @@ def _either(values: Iterable[str]) -> str:
 
 
 def check_sections(sections: Iterable[Section]) -> tuple[Section, ...]:
-    """Returns the sections; ConfigError for a wrong value, or for two of one kind."""
-    advice = "give ctxfold.Section, which section_from(...) of a face makes of a retriever"
-    checked = all_of("sections", sections, Section, advice)
+    """Returns the sections; ConfigError for anything else among them, such as the retriever itself, and for two of one kind."""
+    checked = all_of("sections", sections, Section, "make a section of it, section_from(...), or ctxfold.Section")
     kinds = [s.kind for s in checked]
     twice = next((k for k in kinds if kinds.count(k) > 1), None)
     if twice is not None:
