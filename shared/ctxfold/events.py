@@ -383,8 +383,8 @@ class Subscribers:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def emit(self, event: Event) -> None:
-        for subscriber in (*self._always, *self._all):
+    def emit(self, *events: Event) -> None:
+        for event, subscriber in ((event, s) for event in events for s in (*self._always, *self._all)):
             try:
                 subscriber(event)
             except Exception as error:  # noqa: BLE001 - logged; a subscriber must not break a turn

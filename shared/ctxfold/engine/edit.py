@@ -89,8 +89,7 @@ def edit(
         return [draft(engine.ports, changed[0], record_id=record_id)]
 
     yield from append_decided(open_session, drafts, engine.ports, documents=lambda: unindexed)
-    for event in done:
-        engine.events.emit(event)
+    engine.events.emit(*done)
     return done[0] if done else None
 
 

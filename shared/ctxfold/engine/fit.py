@@ -211,8 +211,7 @@ class WindowFitter:
         filled = yield from self.fill(
             open_session, stage, sections, question, room_tokens=room_tokens, required_tokens=room_tokens
         )
-        for each in filled:
-            self.events.emit(each.event(open_session.key.session))
+        self.events.emit(*(f.event(open_session.key.session) for f in filled))
         text = "\n\n".join(f.text for f in filled)
         open_session.keep_request_text(key, question, text)
         return text
@@ -238,8 +237,7 @@ class WindowFitter:
             sources=self.sources,
             ports=self.ports,
         )
-        for event in events:
-            self.events.emit(event)
+        self.events.emit(*events)
         return filled
 
     def make_room(self, open_session: OpenSession, stage: Stage) -> Flow[None]:
@@ -310,8 +308,7 @@ class WindowFitter:
         strategies = {stage.rules.strategy: BUILT_IN["tool_summaries"]}
         facts = session_facts(open_session, "on_demand")
         outcome, events = yield from compact(open_session, stage, facts, self.ports, strategies)
-        for event in events:
-            self.events.emit(event)
+        self.events.emit(*events)
         return outcome.event.archived if outcome.event is not None else 0
 
     def _nothing_due(self, open_session: OpenSession, stage: Stage, used_tokens: int) -> bool:
@@ -337,10 +334,8 @@ class WindowFitter:
 
     def _prepare(self, open_session: OpenSession, stage: Stage) -> Flow[None]:
         """Takes in, and begins, the background work on which compactions rely: the goal, and summaries of tool outputs."""
-        for goal_event in (yield from refresh_goal(open_session, stage, self.ports)):
-            self.events.emit(goal_event)
-        for output_event in (yield from prepare_pairs(open_session, stage, self.ports)):
-            self.events.emit(output_event)
+        self.events.emit(*(yield from refresh_goal(open_session, stage, self.ports)))
+        self.events.emit(*(yield from prepare_pairs(open_session, stage, self.ports)))
 
     def _arguments_due(self, open_session: OpenSession, stage: Stage) -> bool:
         """Tells whether arguments of earlier calls may take enough room to give way; takes constant time.
@@ -385,8 +380,7 @@ class WindowFitter:
         outcome, events = yield from compact(
             open_session, stage, facts, self.ports, strategies, summary_tokens=summary_tokens
         )
-        for event in events:
-            self.events.emit(event)
+        self.events.emit(*events)
         if outcome.postponed is not None:
             yield from Start(self._write_later(open_session, outcome.postponed))
         if outcome.event is not None and (kinds := stage.rules.memory):

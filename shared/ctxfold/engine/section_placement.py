@@ -145,8 +145,7 @@ def inject(
         ports=engine.ports,
         by_hand=True,
     )
-    for event in events:
-        engine.events.emit(event)
+    engine.events.emit(*events)
     return next(iter((yield from store(engine, open_session, filled))), None)
 
 
@@ -161,8 +160,7 @@ def store(engine: Engine, open_session: OpenSession, filled: Sequence[Filled]) -
     if tails:
         yield from engine.add(open_session, [f.message(new_id()) for f in tails], known_ids=False)
     injected = tuple(f.event(open_session.key.session) for f in (*(heads if len(view.live) else ()), *tails))
-    for event in injected:
-        engine.events.emit(event)
+    engine.events.emit(*injected)
     return injected
 
 

@@ -356,8 +356,7 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
     attempt.head_sections = placed.head
     if placed.head:
         yield from put_at_head(engine, open_session, placed.head)
-    for event in placed.events:
-        engine.events.emit(event)
+    engine.events.emit(*placed.events)
     return added.turn_id or new.turn_id or attempt.new_turn
 
 

@@ -303,16 +303,15 @@ def _ahead(engine: Engine, open_session: OpenSession, threshold_ratio: float, fo
     if not 0 <= threshold_ratio <= 1:
         raise ConfigError(f"threshold_ratio is {threshold_ratio}: give a part of the budget, between 0 and 1")
     turn_id = next(reversed(open_session.state.open), None)
-    used = open_session.view(turn_id).tokens + open_session.overhead_tokens
-    if used <= threshold_ratio * open_session.rules().budget_tokens:
+    stage = open_session.stage(turn_id)
+    if stage.view.tokens + open_session.overhead_tokens <= threshold_ratio * stage.rules.budget_tokens:
         return False
-    outcome = yield from engine.fitter.compact(open_session, open_session.stage(turn_id), strategy=_focus(focus))
+    outcome = yield from engine.fitter.compact(open_session, stage, strategy=_focus(focus))
     return outcome.compacted
 
 
 def _refreshed(engine: Engine, open_session: OpenSession) -> Flow[str]:
-    for event in (yield from refresh_goal(open_session, open_session.stage(), engine.ports)):
-        engine.events.emit(event)
+    engine.events.emit(*(yield from refresh_goal(open_session, open_session.stage(), engine.ports)))
     return open_session.state.goal.goal
 
 
@@ -349,8 +348,7 @@ def _prepared(engine: Engine, open_session: OpenSession, question: str, assembly
         room_tokens=budget - used - open_session.overhead_tokens,
     )
     filled, events = (*required, *optional), (*required_events, *optional_events)
-    for event in events:
-        engine.events.emit(event)
+    engine.events.emit(*events)
     yield from section_placement.store(engine, open_session, [f for f in filled if _stored(f)])
     section_texts = [f.text for f in filled if not _stored(f) and f.note.kind != CODE]
     return ContextDelta(
