@@ -25,7 +25,6 @@ from ctxfold.errors import (
     NothingToUndoError,
     PinBudgetError,
     StoreUnavailableError,
-    UnknownRoleError,
 )
 from ctxfold.events import Appended, EditUndone, Event, Inserted, PinsChanged, Removed, RulesChanged, Updated
 from ctxfold.history.cuts import check_sequence, round_of
@@ -45,7 +44,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.view import Entry, View
 from ctxfold.inspect.explain import conversation, ids_of, seen_by_user, with_hidden
-from ctxfold.messages import ROLES, Message, Opaque, Role, content_key, validated
+from ctxfold.messages import Message, Opaque, Role, check_role, content_key, validated
 from ctxfold.policy.settings import Policy, policy_for
 from ctxfold.protocols import Document, Store
 from ctxfold.session_state import (
@@ -197,8 +196,7 @@ def retain(engine: Engine, open_session: OpenSession, role: Role) -> Flow[tuple[
 
     Raises UnknownRoleError for a role that does not exist.
     """
-    if role not in ROLES:
-        raise UnknownRoleError(f"role {role!r}: use one of {', '.join(sorted(ROLES))}")
+    check_role(role)
     return (yield from _remove(engine, open_session, lambda live: retained(live, role), "retained"))
 
 

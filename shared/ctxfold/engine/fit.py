@@ -209,7 +209,7 @@ class WindowFitter:
         if known is not None and (unbounded or self.count_text(known.text) <= room_tokens):
             return known.text
         filled = yield from self.fill(
-            open_session, stage, sections, question, room_tokens=room_tokens, required_tokens=room_tokens
+            open_session, stage, sections, question.text, room_tokens=room_tokens, required_tokens=room_tokens
         )
         self.events.emit(*(f.event(open_session.key.session) for f in filled))
         text = "\n\n".join(f.text for f in filled)
@@ -221,21 +221,23 @@ class WindowFitter:
         open_session: OpenSession,
         stage: Stage,
         sections: Sequence[Section],
-        question: Message,
+        question: str,
         *,
         room_tokens: int,
         required_tokens: int = 0,
+        by_hand: bool = False,
     ) -> Flow[tuple[Filled, ...]]:
         """Returns the sections that have something to say on the question; subscribers learn why others have not."""
         filled, events = yield from fill(
             open_session,
             stage,
             sections,
-            question.text,
+            question,
             room_tokens=room_tokens,
             required_tokens=required_tokens,
             sources=self.sources,
             ports=self.ports,
+            by_hand=by_hand,
         )
         self.events.emit(*events)
         return filled

@@ -19,7 +19,7 @@ from ctxfold.history.view import View
 from ctxfold.messages import Message
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import capabilities_of
-from ctxfold.sections.fill import Filled, fill
+from ctxfold.sections.fill import Filled
 from ctxfold.sections.section import KINDS, Item, Section
 from ctxfold.session_state import OpenSession, Stage, append, draft
 from ctxfold.validation import kind_of
@@ -39,9 +39,9 @@ class PlacedSections:
 def place_sections(
     engine: Engine,
     open_session: OpenSession,
+    stage: Stage,
     messages: tuple[Message, ...],
     *,
-    turn_id: str | None,
     overhead_tokens: int,
     options: Options,
 ) -> Flow[PlacedSections]:
@@ -54,8 +54,7 @@ def place_sections(
     bound = capabilities_of(engine.ports.backend, open_session.model).binds_reasoning
     if question.role != "user" or question.kind != "message":
         return PlacedSections(messages)
-    stage, counter = open_session.stage(turn_id, options.context_window), engine.ports.counter
-    new_id, view = engine.ports.ids.new, stage.view
+    counter, new_id, view = engine.ports.counter, engine.ports.ids.new, stage.view
     sections = [s for s in engine.fitter.sections if bound or s.lifetime == "epoch"] if options.recall else []
     before: list[Message] = []
     room_tokens = stage.rules.budget_tokens - overhead_tokens - sum(counter.count(m) for m in messages)
@@ -69,7 +68,7 @@ def place_sections(
     filled: Sequence[Filled] = ()
     if sections:
         filled = yield from engine.fitter.fill(
-            open_session, stage, sections, question, room_tokens=room_tokens, required_tokens=required_tokens
+            open_session, stage, sections, question.text, room_tokens=room_tokens, required_tokens=required_tokens
         )
     heads, tails = _placed(open_session, view, filled)
     events = tuple(f.event(open_session.key.session) for f in (*heads, *tails))
@@ -109,18 +108,10 @@ def _placed(
     open_session: OpenSession, view: View, filled: Sequence[Filled]
 ) -> tuple[tuple[Filled, ...], tuple[Filled, ...]]:
     """Returns the sections for the front and those for the tail; where a head would break a prefix, it goes to the tail."""
-    at_head = _at_head(open_session, view)
+    # none was sent yet, or an epoch has just begun
+    at_head = not view.live or open_session.tracker.epoch not in (None, view.epoch)
     heads = tuple(f for f in filled if f.note.place == "head" and at_head)
-    return heads, tuple(f if f.note.place == "tail" else _at_tail(f) for f in filled if f not in heads)
-
-
-def _at_head(open_session: OpenSession, view: View) -> bool:
-    """Returns True when a section in front breaks no prefix: none was sent yet, or an epoch has just begun."""
-    return not view.live or open_session.tracker.epoch not in (None, view.epoch)
-
-
-def _at_tail(filled: Filled) -> Filled:
-    return replace(filled, note=replace(filled.note, place="tail"))
+    return heads, tuple(replace(f, note=replace(f.note, place="tail")) for f in filled if f not in heads)
 
 
 def inject(
@@ -135,17 +126,7 @@ def inject(
     stage = open_session.stage()
     by_hand = Section(kind, lambda _: tuple(items), place=place, timeout_s=None, min_free_ratio=0.0)
     room = stage.rules.budget_tokens - stage.view.tokens - open_session.overhead_tokens
-    filled, events = yield from fill(
-        open_session,
-        stage,
-        [by_hand],
-        "",
-        room_tokens=room,
-        sources=engine.fitter.sources,
-        ports=engine.ports,
-        by_hand=True,
-    )
-    engine.events.emit(*events)
+    filled = yield from engine.fitter.fill(open_session, stage, [by_hand], "", room_tokens=room, by_hand=True)
     return next(iter((yield from store(engine, open_session, filled))), None)
 
 

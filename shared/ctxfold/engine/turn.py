@@ -331,8 +331,8 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
         placed = yield from place_sections(
             engine,
             open_session,
+            stage,
             new.messages,
-            turn_id=new.turn_id,
             overhead_tokens=_overhead_tokens(engine, stage, options),
             options=options,
         )
