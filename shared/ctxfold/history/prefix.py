@@ -116,11 +116,9 @@ def _compare(before: _Sent, now: _Sent) -> tuple[str | None, int]:
             return name, 0
     if _grew(before.view, now.view):
         expired = next((e for e in before.expiring if not any(e.version == k.version for k in now.expiring)), None)
-        return (
-            (None, before.view.tokens)
-            if expired is None
-            else ("reasoning_expired", _tokens_before(before.view, expired))
-        )
+        if expired is None:
+            return None, before.view.tokens
+        return "reasoning_expired", _tokens_before(before.view, expired)
     shared = _shared(before.view, now.view)
     if shared == len(before.view):
         return None, before.view.tokens
