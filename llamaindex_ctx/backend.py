@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock, ThinkingBlock
@@ -14,8 +15,9 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.tools.types import BaseTool, ToolMetadata, ToolOutput
 
 from ctxfold.adapters.model_calls import BorrowedModel, ModelStream, as_backend_error
+from ctxfold.connect import reasoning_rules
 from ctxfold.errors import ConfigError
-from ctxfold.messages import Message, ReasoningPart, ToolSpec
+from ctxfold.messages import Message, Opaque, ReasoningPart, ToolSpec
 from ctxfold.protocols import (
     AsyncChunkStream,
     BackendCapabilities,
@@ -25,12 +27,19 @@ from ctxfold.protocols import (
     Reply,
     Request,
     ToolCallDelta,
+    Wire,
     capabilities_of,
 )
 from llamaindex_ctx.messages import to_chat_messages
 from llamaindex_ctx.metadata import without_marks
 from llamaindex_ctx.replies import field_of, noted, whole_reply
 from llamaindex_ctx.summarizer import check_llm, told_window
+
+# packages that send thinking blocks back, with the service and the wire that each of them calls
+_NATIVE: Mapping[str, tuple[str, Wire]] = {
+    "llama_index.llms.anthropic": ("anthropic", "anthropic_messages"),
+    "llama_index.llms.bedrock_converse": ("bedrock", "bedrock_converse"),
+}
 
 
 class CumulativeChunks:
@@ -145,12 +154,12 @@ class LlamaIndexBackend(BorrowedModel):
 
     @property
     def capabilities(self) -> BackendCapabilities:
-        """Returns those of the service behind a CtxLLM. Other LLMs do not tell theirs."""
+        """Returns those of the service behind a CtxLLM. Of Anthropic's and Bedrock's it is known what they do with reasoning."""
         return self._capabilities_for(self.model)
 
     def _capabilities_for(self, model: str) -> BackendCapabilities:
         if not _is_ours(self.llm):
-            return BackendCapabilities(sparing=_without_limit)
+            return replace(_rules_of(self.llm), sparing=_without_limit)
         llm: Any = self.llm
         # a message of LlamaIndex has no place for the service's own summary
         return replace(capabilities_of(llm.backend, model), compacts_from=None, of_model=self._capabilities_for)
@@ -192,7 +201,7 @@ class LlamaIndexBackend(BorrowedModel):
     def _call_arguments(self, request: Request) -> tuple[list[ChatMessage], dict[str, Any]]:
         if request.tools:
             self._calling()
-        return bare_messages(request.messages, self.llm), self._options(request)
+        return window_for(self.llm, request), self._options(request)
 
     def _options(self, request: Request) -> dict[str, Any]:
         fields = type(self.llm).model_fields
@@ -229,14 +238,41 @@ class LlamaIndexBackend(BorrowedModel):
         return ModelStream(source, reader, self.model, self.translated)
 
 
-def bare_messages(messages: Sequence[Message], llm: LLM) -> list[ChatMessage]:
-    """Returns the messages without ctxfold's marks, which some integrations would send; a CtxLLM gets the marks that it uses."""
-    values = to_chat_messages(messages)
+def window_for(llm: LLM, request: Request) -> list[ChatMessage]:
+    """Returns the request's messages for the LLM, without reasoning that its service would refuse.
+
+    They have none of ctxfold's marks, which some integrations would send; a CtxLLM gets the marks that it uses.
+    """
+    binds = _rules_of(llm).binds_reasoning
+    values = to_chat_messages(_accepted(request, max(request.refused_before, request.unbound_before if binds else 0)))
     if _is_ours(llm):
         return [without_marks(message) for message in values]
     for message in values:
         message.additional_kwargs = dict(message.additional_kwargs)  # the marks stay behind
     return values
+
+
+def _accepted(request: Request, thoughtless: int) -> Sequence[Message]:
+    """Returns the messages, the first ones without reasoning; one that holds nothing else is left out."""
+    if not thoughtless:
+        return request.messages
+    bare = [m.without_reasoning() if m.role == "assistant" else m for m in request.messages[:thoughtless]]
+    held = [m for m in bare if any(not isinstance(part, Opaque) for part in m.parts)]
+    return [*held, *request.messages[thoughtless:]]
+
+
+def _rules_of(llm: LLM) -> BackendCapabilities:
+    """Returns what the service behind a LLM does with reasoning, and all that a CtxLLM says of its own."""
+    backend: ContextBackend | None = getattr(llm, "backend", None)
+    name = llm.metadata.model_name
+    return _class_rules(type(llm), name) if backend is None else capabilities_of(backend, name)
+
+
+@lru_cache(maxsize=64)
+def _class_rules(llm_class: type[LLM], model: str) -> BackendCapabilities:
+    modules = [cls.__module__ for cls in llm_class.__mro__]
+    service = next((of for package, of in _NATIVE.items() if any(m.startswith(package) for m in modules)), None)
+    return BackendCapabilities() if service is None else reasoning_rules(service[0], model, wire=service[1])
 
 
 def _without_limit(request: Request) -> Request:

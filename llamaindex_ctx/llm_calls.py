@@ -17,7 +17,7 @@ from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.engine.request import Options, limit_among
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Reply, Request
-from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, bare_messages
+from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, window_for
 from llamaindex_ctx.messages import with_distinct_call_ids
 from llamaindex_ctx.metadata import ID_KEY, mark
 from llamaindex_ctx.replies import field_of, whole_reply
@@ -81,25 +81,25 @@ class CallersBackend(LlamaIndexBackend):
     def send(self, request: Request) -> Reply:
         call = _call(request)
         with self.translated():
-            response = self.llm.chat(bare_messages(request.messages, self.llm), **call.arguments)
+            response = self.llm.chat(window_for(self.llm, request), **call.arguments)
             return self._whole(response, call)
 
     async def asend(self, request: Request) -> Reply:
         call = _call(request)
         with self.translated():
-            response = await self.llm.achat(bare_messages(request.messages, self.llm), **call.arguments)
+            response = await self.llm.achat(window_for(self.llm, request), **call.arguments)
             return self._whole(response, call)
 
     def open_stream(self, request: Request) -> ChunkStream:
         call = _call(request)
         with self.translated():
-            source = self.llm.stream_chat(bare_messages(request.messages, self.llm), **call.arguments)
+            source = self.llm.stream_chat(window_for(self.llm, request), **call.arguments)
         return self.read_stream(source, _CallChunks(self.model, call)).begin()
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
         call = _call(request)
         with self.translated():
-            source = await self.llm.astream_chat(bare_messages(request.messages, self.llm), **call.arguments)
+            source = await self.llm.astream_chat(window_for(self.llm, request), **call.arguments)
         return await self.read_stream(source, _CallChunks(self.model, call)).abegin()
 
     def _whole(self, response: ChatResponse, call: LlmCall) -> Reply:
@@ -144,17 +144,13 @@ class CallersSummarizer(LlmSummarizer):
         if not request.live_prefix:
             return super().send(request)
         with self.marked():
-            return whole_reply(
-                self.llm.chat(bare_messages(request.messages, self.llm), **_arguments(request)), self.model
-            )
+            return whole_reply(self.llm.chat(window_for(self.llm, request), **_arguments(request)), self.model)
 
     async def asend(self, request: Request) -> Reply:
         if not request.live_prefix:
             return await super().asend(request)
         with self.marked():
-            return whole_reply(
-                await self.llm.achat(bare_messages(request.messages, self.llm), **_arguments(request)), self.model
-            )
+            return whole_reply(await self.llm.achat(window_for(self.llm, request), **_arguments(request)), self.model)
 
 
 def _call(request: Request) -> LlmCall:

@@ -3308,6 +3308,21 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "../../llamaindex_ctx/backend.py",
+        (
+            "an_llm_is_sent_thoughts_that_lost_their_beginning",
+            "max(request.refused_before, request.unbound_before if binds else 0)",
+            "request.refused_before",
+            "faces/test_bound_thoughts.py::test_a_session_over_an_llm_of_llamaindex_is_refused_nothing",
+        ),
+        (
+            "an_llm_of_anthropics_package_tells_nothing",
+            "return BackendCapabilities() if service is None else reasoning_rules(service[0], model, wire=service[1])",
+            "return BackendCapabilities()",
+            "faces/test_bound_thoughts.py::test_an_llm_of_anthropics_package_goes_on_after_compactions",
+        ),
+    ),
+    *_of(
         "../../llamaindex_ctx/memory.py",
         (
             "a_small_window_leaves_no_room_for_documents",
@@ -3356,7 +3371,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "thinking_uses_up_a_summary",
-            "BackendCapabilities(sparing=_without_limit)",
+            "replace(_rules_of(self.llm), sparing=_without_limit)",
             "BackendCapabilities()",
             "llamaindex/test_backend.py::test_a_summary_has_no_limit_that_thinking_would_use_up",
         ),
