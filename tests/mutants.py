@@ -400,6 +400,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "session_state.py",
         (
+            "an_excerpt_is_not_indexed_with_its_message",
+            "expect=head, documents=(*documents, *placed)",
+            "expect=head, documents=documents",
+            "retrieval/test_recall_beside_excerpts.py::test_an_excerpt_is_found_whenever_the_process_has_ended",
+        ),
+        (
+            "an_excerpt_is_not_indexed_where_another_writer_has_its_round",
+            "placed = [replace(document, seq=seq) for seq, document in stored if seq is not None]",
+            "placed = []",
+            "retrieval/test_recall_beside_excerpts.py::test_an_excerpt_is_found_where_another_writer_comes_first",
+        ),
+        (
             "what_was_found_before_an_edit_is_shown_after_it",
             "(question.text, self.state.edits)",
             "(question.text, known.edits)",
@@ -525,6 +537,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "history/terms.py",
+        (
+            "the_end_of_a_window_hides_what_follows_a_sentence",
+            "sure = limit - ENDING_CHARS if limit < len(text) else limit",
+            "sure = limit",
+            "retrieval/test_long_outputs.py::test_an_ending_at_the_end_of_a_window_is_seen_with_what_follows",
+        ),
+        (
+            "windows_part_words_of_json",
+            """' \\n\\t,"'""",
+            """' \\n\\t'""",
+            "retrieval/test_long_outputs.py::test_a_text_is_read_in_windows_as_it_is_at_once",
+        ),
         (
             "the_end_of_a_line_in_json_is_the_first_letter_of_a_word",
             '_ESCAPED.sub(r" \\1\\2 \\2"',
@@ -713,8 +737,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "words_that_every_call_has_ask_for_one_of_them",
-            "(t in in_calls and w > HALF_WEIGHT)",
-            "t in in_calls",
+            "*(t for t in in_calls if matches.weights[t] > HALF_WEIGHT)",
+            "*in_calls",
             "retrieval/test_recall.py::test_words_that_every_call_has_do_not_ask_for_one_of_them",
         ),
         (
@@ -738,6 +762,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "retrieval/passages.py",
+        (
+            "every_passage_that_does_not_fit_is_counted",
+            " and misses < MOST_MISSES:",
+            ":",
+            "retrieval/test_long_outputs.py::test_passages_that_do_not_fit_are_not_all_counted",
+        ),
         (
             "lines_are_counted_as_they_are_stored",
             'count(_quoted("", text)) + 2',
@@ -1686,6 +1716,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "engine/edit.py",
+        (
+            "excerpts_of_a_conversation_that_is_set_are_not_indexed",
+            "append_messages(open_session, drafts, engine.ports, expect=expect, documents=documents)",
+            "append(open_session, drafts, engine.ports, expect=expect, documents=documents)",
+            "retrieval/test_recall_beside_excerpts.py::test_the_originals_of_excerpts_are_found_in_a_conversation_that_was_set",
+        ),
+        (
+            "excerpts_of_the_new_end_of_a_conversation_are_not_indexed",
+            "append_messages(open_session, drafts, engine.ports, expect=head, documents=documents)",
+            "append(open_session, drafts, engine.ports, expect=head, documents=documents)",
+            "retrieval/test_recall_beside_excerpts.py::test_the_originals_of_excerpts_are_found_in_a_conversation_that_was_set",
+        ),
         (
             "what_a_summary_stands_for_stays_when_it_is_replaced",
             'live = {e.id: e for e in view.live if e.message.kind != "summary"}',
@@ -3012,6 +3054,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "compaction/commit.py",
+        (
+            "originals_of_excerpts_are_indexed_again",
+            "if e.seq not in indexed_seqs]",
+            "]",
+            "retrieval/test_long_outputs.py::test_a_compaction_does_not_index_the_original_of_an_excerpt_again",
+        ),
         (
             "a_summary_of_equal_size_is_accepted",
             "(size := ports.counter.count(message)) >= source_tokens:",

@@ -22,7 +22,17 @@ from ctxfold.history.calibration import calibrated, with_known_limit
 from ctxfold.history.log import SessionState
 from ctxfold.history.passage_cache import PassageCache, Vectors
 from ctxfold.history.prefix import PrefixTracker
-from ctxfold.history.records import Body, Draft, Erased, Record, SessionKey, SnapshotTaken, TurnClosed, TurnStatus
+from ctxfold.history.records import (
+    Body,
+    Draft,
+    Erased,
+    MessageAdded,
+    Record,
+    SessionKey,
+    SnapshotTaken,
+    TurnClosed,
+    TurnStatus,
+)
 from ctxfold.history.snapshot import dump_state, load_state, message_in, parse_snapshot
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry, Prefix, View
@@ -418,6 +428,47 @@ def append(
     yield from _take_in(open_session, records, ports)
     if open_session.state.head - open_session.state.snapshot_seq >= SNAPSHOT_EVERY:
         yield from _snapshot(open_session, ports)
+    return records
+
+
+def append_messages(
+    open_session: OpenSession,
+    drafts: Sequence[Draft],
+    ports: Ports,
+    *,
+    expect: int | None = None,
+    documents: Sequence[Document] = (),
+) -> Flow[tuple[Record, ...]]:
+    """Does the same as `append`, and in the same transaction makes those messages searchable that are excerpts from now on.
+
+    A process that ended in between would leave their originals where neither search nor recall finds them.
+    """
+    oversized = [
+        (place, d.body.message)
+        for place, d in enumerate(drafts, 1)
+        if isinstance(d.body, MessageAdded) and d.body.shown is not None
+    ]
+    if not oversized:
+        return (yield from append(open_session, drafts, ports, expect=expect, documents=documents))
+    by_place = yield from index_entries(oversized)
+    for _ in range(DECIDE_TRIES):
+        with open_session.lock:
+            head = open_session.state.head if expect is None else expect
+        placed = [replace(document, seq=head + document.seq) for document in by_place]
+        try:
+            return (yield from append(open_session, drafts, ports, expect=head, documents=(*documents, *placed)))
+        except HeadMovedError:
+            if expect is not None:
+                raise
+            yield from refresh(open_session, ports)
+            if (yield from StoreCall(Store.find, open_session.key, [d.id for d in drafts])):
+                break
+    # another writer stores some of these too, or many write all the time: where the records will stand is not known before
+    records = yield from append(open_session, drafts, ports, documents=documents)
+    seqs = {r.id: r.seq for r in records}
+    stored = [(seqs.get(drafts[document.seq - 1].id), document) for document in by_place]
+    placed = [replace(document, seq=seq) for seq, document in stored if seq is not None]
+    yield from append(open_session, (), ports, documents=placed)
     return records
 
 

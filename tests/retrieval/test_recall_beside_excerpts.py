@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ctxfold import Message, ToolCallPart, assistant, tool_result, user
+import pytest
+
+from ctxfold import Draft, MemoryStore, Message, Record, SessionKey, ToolCallPart, assistant, tool_result, user
 from tests.support.driven import Driven, scripted
 
 Make = Callable[..., Driven]
@@ -17,13 +20,13 @@ def outline(place: int) -> str:
     return "\n".join(f"{1_000 * place + 7 * n}: def step_{n}(value)" for n in range(120))
 
 
-def reads(place: int, name: str = "") -> list[Message]:
+def reads(place: int, name: str = "", times: int = 1) -> list[Message]:
     name = name or MODULES[place]
     call = ToolCallPart(f"c{place}", "outline", json.dumps({"path": f"src/{name}.py"}))
     return [
         user(f"Look at the functions of {name}.", id=f"u{place}"),
         assistant("", id=f"t{place}", calls=[call]),
-        tool_result(call.id, outline(place), id=f"r{place}"),
+        tool_result(call.id, times * outline(place), id=f"r{place}"),
         assistant("I have looked at them.", id=f"a{place}"),
     ]
 
@@ -132,3 +135,65 @@ def test_a_question_that_only_visible_messages_match_recalls_nothing(make: Make)
         ctx.add([user("And now?", id=f"later{place}"), assistant("Noted.", id=f"noted{place}")])
     ctx.add([user("Zoe likes marmalade.", id="u"), assistant("Noted.", id="a")])
     assert ctx.window(recall=True, question="What about marmalade?").recalled == ""
+
+
+class EndsAfter(MemoryStore):
+    """A store whose process ends before its `end`th append; with `meanwhile`, that is called first, and nothing ends."""
+
+    def __init__(self, end: int = 0, meanwhile: Callable[[], object] | None = None) -> None:
+        super().__init__()
+        self.end = end
+        self.meanwhile = meanwhile
+
+    def append(self, key: SessionKey, drafts: Sequence[Draft], **options: Any) -> tuple[Record, ...]:
+        self.end -= 1
+        if self.end == 0 and self.meanwhile is not None:
+            self.meanwhile()
+        elif self.end == 0:
+            raise KeyboardInterrupt
+        return super().append(key, drafts, **options)
+
+
+@pytest.mark.parametrize("end", range(1, 5))
+def test_an_excerpt_is_found_whenever_the_process_has_ended(make: Make, end: int) -> None:
+    """The original of an excerpt can only be read back through the index: it is stored together with its entry there."""
+    store = EndsAfter()
+    ctx = make(store=store, context_window=2_000)
+    store.end = end
+    try:
+        for message in reads(1, times=8):
+            ctx.add(message)
+    except KeyboardInterrupt:
+        store.end = 0
+    later = make(store=store, context_window=2_000)
+    later.add(reads(1, times=8))  # with the same ids
+    assert "step_60" not in next(m.text for m in later.window().messages if m.id == "r1"), "the output is an excerpt"
+    assert [hit.message_id for hit in later.search("step_60")] == ["r1"]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_an_excerpt_is_found_where_another_writer_comes_first(make: Make, known: bool) -> None:
+    """The other one stores something else, or one of the same results: then it is not known where the output will stand."""
+    calls = [ToolCallPart(name, "outline", "{}") for name in ("c1", "c2")]
+    backend = scripted(assistant("", id="t", calls=calls), assistant("I have looked at them.", id="a"))
+    store = EndsAfter()
+    ctx, other = make(backend, store=store, context_window=2_000), make(store=store, context_window=2_000)
+    ctx.send([user("Look at both.", id="u")])
+    results = [tool_result("c1", "Nothing.", id="r1"), tool_result("c2", 8 * outline(1), id="r2")]
+    store.meanwhile = lambda: other.ctx.add(results[:1] if known else "Something else.")
+    store.end = 1
+    ctx.send(results)
+    assert [hit.message_id for hit in ctx.search("step_60 1420")] == ["r2"]
+    assert [m.id for m in ctx.messages() if m.text != "Something else."] == ["u", "t", "r1", "r2", "a"]
+
+
+@pytest.mark.parametrize("recognise", [False, True])
+def test_the_originals_of_excerpts_are_found_in_a_conversation_that_was_set(make: Make, recognise: bool) -> None:
+    """Also where only its end is changed."""
+    ctx = make(context_window=2_000)
+    begin = [user("Hello.", id="u"), assistant("Hello.", id="a")]
+    ctx.add(begin)
+    ctx.set_messages([*begin, *reads(1, times=8)], prompts=True, recognise=recognise)
+    assert "step_60" not in next(m.text for m in ctx.window().messages if m.id == "r1"), "the output is an excerpt"
+    assert [hit.message_id for hit in ctx.search("step_60")] == ["r1"]
+    assert "1420: def step_60(value)" in ctx.window(recall=True, question="Where does step_60 of heron begin?").recalled

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ctxfold.compaction.plan import Plan
 from ctxfold.compaction.strategy import CompactionInput
 from ctxfold.compaction.summarize import Summary, as_message
-from ctxfold.effects import Flow
+from ctxfold.effects import Flow, StoreCall
 from ctxfold.errors import HeadMovedError
 from ctxfold.events import HistoryCompacted, RewriteRefused
 from ctxfold.history.cuts import kept
 from ctxfold.history.log import session_cost
-from ctxfold.history.records import Compacted, Draft, MessageAdded, Record
+from ctxfold.history.records import Compacted, Draft, Record
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Usage, is_question
 from ctxfold.policy.prices import Prices
-from ctxfold.protocols import Document, Ports
+from ctxfold.protocols import Document, Ports, Store
 from ctxfold.session_state import OpenSession, append, draft, index_entries, originals, refresh, snapshot_draft
 
 COMMIT_TRIES = 4
@@ -145,23 +145,13 @@ def _covered_ids(plan: Plan, before: View, pins: Collection[str]) -> tuple[str, 
 def _documents(open_session: OpenSession, entries: Iterable[Entry]) -> Flow[tuple[Document, ...]]:
     """Returns index entries for the originals that leave the view; summaries and sections are not originals."""
     messages = [e for e in entries if e.message.kind == "message"]
+    if excerpts := sorted(e.seq for e in messages if e.shown_seq):
+        # nearly all are indexed since they are excerpts, and they are the longest messages
+        indexed = yield from StoreCall(Store.postings, open_session.key, [""], among=excerpts)
+        indexed_seqs = {seq for seq, _, _ in indexed.by_term[""]}
+        messages = [e for e in messages if e.seq not in indexed_seqs]
     whole = yield from originals(open_session, messages)
     return (yield from index_entries([(e.seq, whole.get(e.seq, e.message)) for e in messages]))
-
-
-def index_oversized(
-    open_session: OpenSession, drafts: Sequence[Draft], stored: Sequence[Record], ports: Ports
-) -> Flow[None]:
-    """Makes the originals searchable of messages that are excerpts from the first time they are shown."""
-    seqs = {r.id: r.seq for r in stored}
-    oversized = [
-        (seqs[d.id], d.body.message)
-        for d in drafts
-        if isinstance(d.body, MessageAdded) and d.body.shown is not None and d.id in seqs
-    ]
-    if oversized:
-        documents = yield from index_entries(oversized)
-        yield from append(open_session, (), ports, documents=documents)
 
 
 def _event(

@@ -51,6 +51,7 @@ from ctxfold.session_state import (
     OpenSession,
     append,
     append_decided,
+    append_messages,
     draft,
     index_entry,
     load_without,
@@ -260,7 +261,7 @@ def set_all(
     view = open_session.view()
     removed_messages = tuple(e.message for e in (*(view.system if prompts else ()), *view.live))
     documents = entries_of_removed(view, cleared, again=frozenset(ids))
-    yield from append(open_session, drafts, engine.ports, expect=expect, documents=documents)
+    yield from append_messages(open_session, drafts, engine.ports, expect=expect, documents=documents)
     if removed_messages:
         engine.events.emit(Removed(open_session.key.session, removed_messages, "cleared"))
     if new_messages:
@@ -310,7 +311,7 @@ def _set_end(
         drafts.append(draft(engine.ports, body))
     drafts += _added(engine, open_session, new_messages, names, waiting_turn=turn)
     if drafts:
-        yield from append(open_session, drafts, engine.ports, expect=head, documents=documents)
+        yield from append_messages(open_session, drafts, engine.ports, expect=head, documents=documents)
     if replaced_entries:
         engine.events.emit(Removed(open_session.key.session, tuple(e.message for e in replaced_entries), "removed"))
     if new_messages:

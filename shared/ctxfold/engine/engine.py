@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, takewhile
 
-from ctxfold.compaction.commit import index_oversized
 from ctxfold.compaction.compact import strategy_named
 from ctxfold.compaction.strategy import Strategy
 from ctxfold.compaction.tool_outputs import Sizing, sized
@@ -33,6 +32,7 @@ from ctxfold.session_state import (
     Stage,
     append,
     append_decided,
+    append_messages,
     check_open,
     close_turns,
     closing_draft,
@@ -256,7 +256,6 @@ class Engine:
         if not any(r.id == drafts[0].id and r.turn_id == turn for r in stored):  # another turn has it
             return False
         self.events.emit(Appended(open_session.key.session, (question,)))
-        yield from index_oversized(open_session, drafts, stored, self.ports)
         return True
 
     def _unstored(
@@ -437,7 +436,7 @@ class Engine:
         # a tool that answers itself, or a structured answer, ends the turn of its question
         answers = new_messages[-1].role == "tool" and any(is_question(e.message) for e in stage.view.turn)
         try:
-            stored = yield from append(open_session, drafts, self.ports, expect=expect)
+            yield from append_messages(open_session, drafts, self.ports, expect=expect)
         except MessageConflictError:
             yield from refresh(open_session, self.ports)
             for item in drafts:
@@ -445,7 +444,6 @@ class Engine:
             raise
         check_open(open_session, open_turn)
         self.events.emit(Appended(open_session.key.session, tuple(new_messages)))
-        yield from index_oversized(open_session, drafts, stored, self.ports)
         for item in drafts:
             if isinstance(item.body, TurnClosed):
                 self.turn_ended(open_session, item.turn_id or "", item.body.status)

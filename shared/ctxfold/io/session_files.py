@@ -51,8 +51,8 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.snapshot import dump_state, stored_message
 from ctxfold.messages import Message, content_key, validated
-from ctxfold.protocols import Document, Ports, Store
-from ctxfold.session_state import OpenSession, append, closing_draft, draft, index_entry, refresh
+from ctxfold.protocols import Ports, Store
+from ctxfold.session_state import OpenSession, append_messages, closing_draft, draft, refresh
 from ctxfold.validation import as_dict, json_problem
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
@@ -359,15 +359,12 @@ def _append(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) ->
         pins = [line.message.id for line in lines if line.pinned]
         _check_pins(engine, open_session, lines)
         drafts: list[Draft] = [closing_draft(engine.ports, turn, "completed") for turn in turns[:-1]]
-        documents: list[Document] = []
         head = open_session.state.head
         for message, shown in sized(
             [x.message for x in fresh], rules=open_session.rules(), counter=engine.ports.counter
         ):
             turn = None if message.visibility == "user" else place
             drafts.append(draft(engine.ports, MessageAdded(message, shown), turn_id=turn, record_id=names[message.id]))
-            if shown is not None:
-                documents.append(index_entry(head + len(drafts), message))
         if place is not None:
             drafts.append(closing_draft(engine.ports, place, "completed"))
         if pins:
@@ -375,7 +372,7 @@ def _append(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) ->
         if not drafts:
             return ()
         try:
-            yield from append(open_session, drafts, engine.ports, expect=head, documents=documents)
+            yield from append_messages(open_session, drafts, engine.ports, expect=head)
         except HeadMovedError:
             yield from refresh(open_session, engine.ports)
         else:
