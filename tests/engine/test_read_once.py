@@ -124,7 +124,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert hits.among(["a"], [1, 2, SINGLE])[1] == (1, 2)
     readings = PassageCache(size=2)
     records = [Record(n, f"m:{n}", MessageAdded(user(f"Text {n}.", id=str(n)))) for n in (1, 2, 3)]
-    assert [r.sentences[0][0] for r in readings.keep(records).values()] == ["Text 1.", "Text 2.", "Text 3."]
+    assert [r.sentences[0] for r in readings.keep(records).values()] == ["Text 1.", "Text 2.", "Text 3."]
     assert sorted(readings.known([1, 2, 3])) == [2, 3]
 
 

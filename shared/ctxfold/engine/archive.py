@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import fsum
 
 from ctxfold.effects import Flow, StoreCall, off_loop
 from ctxfold.engine.edit import entries_of_removed
@@ -30,7 +31,7 @@ from ctxfold.history.records import (
     Undone,
 )
 from ctxfold.history.snapshot import message_in, stored_message
-from ctxfold.history.terms import query_terms, sentences, term_counts
+from ctxfold.history.terms import query_terms, sentences, terms
 from ctxfold.history.view import Entry, View
 from ctxfold.inspect.explain import original_record
 from ctxfold.messages import Message, Role
@@ -109,7 +110,8 @@ def hit_of(record: Record, message: Message, score: float, weights: Mapping[str,
 def _excerpt_of(message: Message, weights: Mapping[str, float]) -> str:
     """Returns the sentence (or the tool call) that holds most of the query, cut to fit a line."""
     texts = [*sentences(message.text), *(f"{c.name}({c.arguments})" for c in message.tool_calls)]
-    best = max(texts, key=lambda text: sum(weights.get(t, 0.0) for t in term_counts(text)), default="")
+    asked = weights.keys()
+    best = max(texts, key=lambda text: fsum(map(weights.__getitem__, asked & frozenset(terms(text)))), default="")
     line = " ".join(strip_control_chars(best).split())
     return line if len(line) <= EXCERPT_CHARS else f"{line[: EXCERPT_CHARS - 3]}..."
 

@@ -10,8 +10,9 @@ import struct
 import sys
 import threading
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from ctxfold.history.posting_cache import Hits, LiveIndex
 from ctxfold.history.prompt_safety import without_private_keys
 from ctxfold.history.records import Record
 from ctxfold.history.snapshot import stored_message
-from ctxfold.history.terms import MAX_JSON_CHARS, records, sentences, term_counts
+from ctxfold.history.terms import MAX_JSON_CHARS, records, sentences, terms
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, ToolCallPart
 
@@ -48,24 +49,37 @@ class Reading:
     text: str
     at_s: float
     calls: tuple[str, ...] = ()
-    _sentences: tuple[tuple[str, frozenset[str]], ...] | None = None
+    _sentences: tuple[str, ...] | None = None
+    _places: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     _text_count: int = 0
 
     @property
-    def sentences(self) -> tuple[tuple[str, frozenset[str]], ...]:
-        """Returns each sentence, or record of JSON or a table, or line of a tool call, with its terms."""
+    def sentences(self) -> tuple[str, ...]:
+        """Returns each sentence, or record of JSON or a table, or line of a tool call."""
         if self._sentences is None:
             text_records = records(self.text.removesuffix("\n".join(self.calls)))
             self._text_count = len(text_records)
-            parts = [*text_records, *(each for call in self.calls for each in sentences(call))]
-            self._sentences = tuple((each, frozenset(term_counts(each))) for each in parts)
+            sentences_of_all = (*text_records, *(each for call in self.calls for each in sentences(call)))
+            # one index, since a set of terms for each of the 200,000 lines of a log takes ten times the room of the log
+            places = defaultdict[str, list[int]](list)
+            for place, sentence in enumerate(sentences_of_all):
+                for term in frozenset(terms(sentence)):
+                    places[term].append(place)
+            self._places = {term: tuple(each) for term, each in places.items()}
+            self._sentences = sentences_of_all
         return self._sentences
 
-    @property
-    def terms(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Returns the terms of the text, and those of the tool calls."""
-        terms = [each for _, each in self.sentences]
-        return frozenset[str]().union(*terms[: self._text_count]), frozenset[str]().union(*terms[self._text_count :])
+    def places(self, term: str) -> tuple[int, ...]:
+        """Returns the places of the sentences that have the term, in order."""
+        return self._places.get(term, ()) if self.sentences else ()
+
+    def in_text(self, term: str) -> bool:
+        """Tells whether the text has the term, apart from the tool calls."""
+        return any(place < self._text_count for place in self.places(term)[:1])
+
+    def in_calls(self, term: str) -> bool:
+        """Tells whether one of the tool calls has the term."""
+        return any(place >= self._text_count for place in self.places(term)[-1:])
 
 
 def stamp(text: str) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -19,7 +18,12 @@ WHOLE_OBJECT_CHARS = 1_000  # a JSON object up to this length is one record
 MAX_TERM_CHARS = 256  # a longer word is data; it is found by its beginning
 LONGEST_NAME = 64  # characters of a name that is split into its words
 LEAST_MEAN_CHARS = 3  # of the words of a name, on average; base64 has shorter ones
-WORD_CHARS = 24  # the terms of a token up to this length are remembered
+WORD_CHARS, REMEMBERED_TOKENS = 24, 16_384  # the terms of so many tokens up to this length are remembered
+WINDOW_CHARS = 100_000  # that one call of a regular expression goes through: it holds the interpreter until it returns
+ENDING_CHARS = 100  # of the end of a sentence and of what follows it, which may show that it ends none
+LONG_TEXT_CHARS = (
+    20_000  # from here on most tokens have been there before: they are counted before they are split into terms
+)
 
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _TOKEN = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+(?:[-_.@/:][^\W_{_CJK}]+)*")
@@ -176,12 +180,29 @@ def terms(text: str) -> Iterator[str]:
     """Returns the search terms in order: lower-case words without stop words, lightly stemmed; identifiers whole and in pieces;
     Chinese, Japanese and Korean as overlapping pairs of characters (a lone character as itself). Escapes of JSON are resolved: the
     word behind `\\n` counts with the "n" and without, since `C:\\new` is a path."""
+    return chain.from_iterable(map(_terms_by_token.__getitem__, _tokens(text)))
+
+
+def _tokens(text: str) -> Iterable[str]:
+    if len(text) > WINDOW_CHARS:
+        return chain.from_iterable(map(_tokens, _windows(text)))
     if "\\" in text:
         text = _ESCAPED.sub(r" \1\2 \2", _CODE_POINT.sub(lambda escape: chr(int(escape[1], 16)), text))
     if "İ" in text:  # in lower case it is two characters, and the second one parts words
         text = text.replace("İ", "i\u0307")
-    tokens: list[str] = _TOKEN.findall(text)
-    return chain.from_iterable(_terms_of_word(t) if len(t) <= WORD_CHARS else _terms_of(t) for t in tokens)
+    return _TOKEN.findall(text)
+
+
+def _windows(text: str) -> Iterator[str]:
+    """Yields the text in pieces of limited length that end between two words, where there are any: see `stretches`."""
+    start = 0
+    while len(text) - start > WINDOW_CHARS:
+        limit = start + WINDOW_CHARS
+        gap = max(text.rfind(sign, start + WINDOW_CHARS // 2, limit) for sign in ' \n\t,"')
+        end = gap + 1 or limit
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def _terms_of(token: str) -> tuple[str, ...]:
@@ -211,12 +232,30 @@ def _words_within(name: str) -> Iterator[str]:
                 yield _stem(lower)
 
 
-_terms_of_word = lru_cache(maxsize=16_384)(_terms_of)
+class _TermsByToken(dict[str, tuple[str, ...]]):
+    """Remembers the terms of short tokens. A dictionary, as a hit takes a third of the time of one of `lru_cache`."""
+
+    def __missing__(self, token: str) -> tuple[str, ...]:
+        found = _terms_of(token)
+        if len(token) <= WORD_CHARS:
+            if len(self) >= REMEMBERED_TOKENS:
+                self.clear()
+            self[token] = found
+        return found
+
+
+_terms_by_token = _TermsByToken()
 
 
 def term_counts(text: str) -> Counter[str]:
-    """Returns how often each term occurs."""
-    return Counter(terms(text))
+    """Returns how often each term occurs, in the order of the first occurrences."""
+    if len(text) < LONG_TEXT_CHARS:
+        return Counter(terms(text))
+    counts = Counter[str]()
+    for token, times in Counter(_tokens(text)).items():
+        for term in _terms_by_token[token]:
+            counts[term] += times
+    return counts
 
 
 def query_terms(query: str, *, function_words: bool = False) -> tuple[str, ...]:
@@ -251,8 +290,23 @@ def sentences(text: str) -> list[str]:
 
     What goes on for more than `LONG_LINE_CHARS` comes in stretches, so that no sentence takes long to look at.
     """
-    parts = (part.strip() for part in _SENTENCE_END.split(text))
+    parts = map(str.strip, _SENTENCE_END.split(text) if len(text) <= WINDOW_CHARS else _split_sentences(text))
     return [s for part in parts for s in ((part,) if len(part) <= LONG_LINE_CHARS else stretches(part)) if s]
+
+
+def _split_sentences(text: str) -> Iterator[str]:
+    """Yields what `_SENTENCE_END.split` returns, empty texts aside, without a search through all of the text at once."""
+    start = searched = 0
+    while searched < len(text):
+        limit = searched + WINDOW_CHARS
+        sure = limit - ENDING_CHARS if limit < len(text) else limit  # too little is seen of what follows a later end
+        for end in _SENTENCE_END.finditer(text, searched, limit):
+            if end.start() >= sure:
+                break
+            yield text[start : end.start()]
+            start = end.end()
+        searched = max(sure, start)
+    yield text[start:]
 
 
 def records(text: str) -> list[str]:

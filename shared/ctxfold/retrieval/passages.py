@@ -5,12 +5,12 @@ Short messages are shown whole, and of long ones the sentences that match best.
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
-from itertools import chain
+from heapq import heapify, heappop, heappush
 from math import fsum, log
+from operator import add
 from typing import NamedTuple
 
 from ctxfold.effects import Flow, off_loop
@@ -23,6 +23,7 @@ NEAR_SENTENCES = 3  # sentences on either side that add to the score of one
 NEAR_WEIGHT = 0.5  # weight of the sentence beside (its square for the next)
 HALF_SENTENCES = 100  # in a message of so many, half of a term's rarity among its sentences counts
 WEIGHT_BY_STEPS = tuple(NEAR_WEIGHT**steps for steps in range(NEAR_SENTENCES + 1))
+MOST_MISSES = 256  # passages in a row that are counted and do not fit; each may have thousands of characters
 LEAST_LINE = 12  # tokens of a short line; with fewer left no further one is tried
 DATE_TOKENS = 8  # of a day in front of a line
 SHORT_CHARS = 320  # a message up to this length is shown whole
@@ -79,13 +80,15 @@ def _chosen(
     picks: dict[int, frozenset[int]] = {}
     costs: dict[int, int] = {}
     texts: set[str] = set()
-    candidates = deque(_candidates(matches, budget_tokens))
-    while candidates and left >= LEAST_LINE:
-        score, seq, places = candidates.popleft()
-        each, known = readings[seq], picks.get(seq, NO_PLACES)
+    candidates = _candidates(matches, budget_tokens)
+    heapify(candidates)  # of the 200,000 lines of a log few are looked at, so that they are not sorted
+    misses = 0
+    while candidates and left >= LEAST_LINE and misses < MOST_MISSES:
+        score, seq, _, places = heappop(candidates)
+        each, known = readings[-seq], picks.get(-seq, NO_PLACES)
         new = [at for at in places if at not in known] if known else places
         whole = not places or len(new) == len(each.sentences)
-        text = each.text.strip() if whole else "\n".join(each.sentences[at][0] for at in new)
+        text = each.text.strip() if whole else "\n".join(each.sentences[at] for at in new)
         if not text or text in texts:
             continue
         cost = left + 1
@@ -99,16 +102,25 @@ def _chosen(
                 cost += DATE_TOKENS
             if not whole and not known:
                 cost += count(stamp(each.text)) + 2 * GAP_TOKENS
+            misses = misses + 1 if cost > left else 0
         if cost > left:
             if not places and len(each.sentences) > 1:  # the sentence of it that matches best may fit
                 values = sentence_scores(each, matches.weights)
-                candidates.appendleft((score, seq, (values.index(max(values)),)))
+                heappush(candidates, (score, seq, -1, (values.index(max(values)),)))
             continue
         left -= cost
-        costs[seq] = costs.get(seq, 0) + cost
+        costs[-seq] = costs.get(-seq, 0) + cost
         days.add(day)
         texts.add(text)
-        picks[seq] = known.union(new) if new else known
+        picks[-seq] = known.union(new) if new else known
+    return _in_order(matches, picks, costs, today)
+
+
+def _in_order(
+    matches: Matches, picks: Mapping[int, frozenset[int]], costs: Mapping[int, int], today: float | None
+) -> tuple[Passage, ...]:
+    """Returns the passages of the picked sentences in the order of the conversation."""
+    readings = matches.readings
     passages: list[Passage] = []
     last = today
     for seq in sorted(picks, key=lambda seq: readings[seq].number):
@@ -123,32 +135,31 @@ def _chosen(
     return tuple(passages)
 
 
-def _candidates(matches: Matches, budget_tokens: int) -> list[tuple[float, int, Sequence[int]]]:
-    """Returns (score, seq, places of sentences), the best first: short messages whole, long ones sentence by sentence.
+def _candidates(matches: Matches, budget_tokens: int) -> list[tuple[float, int, int, Sequence[int]]]:
+    """Returns (-score, -seq, -number of sentences, their places): short messages whole, long ones sentence by sentence.
 
-    The best long messages come whole before the sentences of others. The score of a sentence is the mean of its message's and its
-    own, each a share of the best one.
+    In this order the best come first, of equals the newer. The best long messages come whole before the sentences of others. The
+    score of a sentence is the mean of its message's and its own, each a share of the best one.
     """
     best = max(matches.scores.values(), default=1.0)
     whole_chars = CHARS_PER_TOKEN / 2 * most_whole_tokens(budget_tokens)
-    units: list[tuple[float, int, Sequence[int]]] = []
+    units: list[tuple[float, int, int, Sequence[int]]] = []
     long: dict[int, list[float]] = {}
     for seq, score in matches.scores.items():
         each = matches.readings.get(seq)
         if each is None:
             continue
         if len(each.text) <= SHORT_CHARS:
-            units.append((score / best, seq, ()))
+            units.append((-score / best, -seq, 0, ()))
             continue
         long[seq] = sentence_scores(each, matches.weights)
         if len(each.text) <= whole_chars:
-            units.append((score / best - LONG_PENALTY, seq, tuple(range(len(long[seq])))))
+            units.append((LONG_PENALTY - score / best, -seq, -len(long[seq]), tuple(range(len(long[seq])))))
     for seq, values in _normalised(long, matches.likeness).items():
-        message_score = matches.scores[seq] / best
+        message_share = (1 - SENTENCE_WEIGHT) * (matches.scores[seq] / best)
         # where no sentence matches, because a neighbour speaks for the message, its beginning is shown
         places = [at for at, value in enumerate(values) if value] or range(min(NEAR_SENTENCES, len(values)))
-        units += [((1 - SENTENCE_WEIGHT) * message_score + SENTENCE_WEIGHT * values[at], seq, (at,)) for at in places]
-    units.sort(key=lambda unit: (-unit[0], -unit[1], -len(unit[2]), unit[2]))
+        units += [(-(message_share + SENTENCE_WEIGHT * values[at]), -seq, -1, (at,)) for at in places]
     return units
 
 
@@ -177,7 +188,7 @@ def _passage_text(each: Reading, places: Collection[int]) -> str:
     last = -1
     header = ""
     for at in sorted(places):
-        text = each.sentences[at][0]
+        text = each.sentences[at]
         if at > last + 1:
             pieces.append(GAP)
         first_line, _, row = text.partition("\n")  # a row of a table: its header is shown once
@@ -207,26 +218,26 @@ def sentence_scores(each: Reading, weights: Mapping[str, float]) -> list[float]:
     when it is one, two or three sentences away. Measured on the BFCL memory questions (`python -m tests.benchmarks evidence`): any
     reach of 2 or 3 with weights of 0.5 to 0.7 finds more than the direct neighbours alone.
     """
-    query_terms = frozenset(weights)
-    held = [terms & query_terms for _, terms in each.sentences]
-    count = len(held)
+    count = len(each.sentences)
     power = count / (count + HALF_SENTENCES)
-    rarity = {
-        term: weights[term] * (log((count + 1) / times) / log(count + 1)) ** power
-        for term, times in Counter(chain.from_iterable(held)).items()
-    }
-    # fsum is exact: the order of a set differs from process to process
-    own_scores = [fsum(map(rarity.__getitem__, terms)) for terms in held]
-    return [own_scores[place] + _near_score(own_scores, place) for place in range(count)]
+    values: dict[int, list[float]] = {}
+    for term, weight in weights.items():
+        if places := each.places(term):
+            rarity = weight * (log((count + 1) / len(places)) / log(count + 1)) ** power
+            for place in places:
+                values.setdefault(place, []).append(rarity)
+    own_scores = [0.0] * count
+    for place, of_terms in values.items():
+        own_scores[place] = fsum(of_terms)  # exact: the order of the terms differs from query to query
+    return list(map(add, own_scores, _near_scores(own_scores)))
 
 
-def _near_score(scores: Sequence[float], place: int) -> float:
-    """Returns the best score of a sentence's neighbours, halved with each step away."""
-    best = 0.0
-    for at in range(max(0, place - NEAR_SENTENCES), min(len(scores), place + NEAR_SENTENCES + 1)):
-        if at != place and (value := scores[at] * WEIGHT_BY_STEPS[abs(at - place)]) > best:
-            best = value
-    return best
+def _near_scores(scores: list[float]) -> Iterable[float]:
+    """Returns the best score among each sentence's neighbours, halved with each step away."""
+    count, ends = len(scores), [0.0] * NEAR_SENTENCES
+    weighted = [[*ends, *(score * weight for score in scores), *ends] for weight in WEIGHT_BY_STEPS[1:]]
+    shifted = (row[NEAR_SENTENCES + way * steps :][:count] for steps, row in enumerate(weighted, 1) for way in (-1, 1))
+    return map(max, *shifted)
 
 
 def tokens_of(recalled: Sequence[Passage], counter: TokenCounter) -> int:

@@ -154,8 +154,8 @@ def _covered(matches: Matches, context: Mapping[int, Collection[str]]) -> float:
     total, best = fsum(matches.weights.values()), 0.0
     for seq in islice(matches.scores, CHECKED_MESSAGES):
         if (each := matches.readings.get(seq)) is not None:
-            in_text, in_calls = each.terms
-            terms = {t for t, w in matches.weights.items() if t in in_text or (t in in_calls and w > HALF_WEIGHT)}
+            in_text, in_calls = filter(each.in_text, matches.weights), frozenset(filter(each.in_calls, matches.weights))
+            terms = {*in_text, *(t for t in in_calls if matches.weights[t] > HALF_WEIGHT)}
             data = in_calls if each.role != "tool" else terms
             by_chance = {t for t in terms if t.isdigit() and len(t) < LONG_NUMBER and t in data}
             # of many calls at once, some results stand further behind

@@ -81,10 +81,11 @@ def divided(first_key: bytes, data: bytes, new: Mapping[bytes, Sequence[Hit]]) -
     last = max(((term, each[-1][0]) for term, each in hits.items()), default=(b"", -1))
     in_order = min((term, each[0][0]) for term, each in new.items()) > last
     for term, each in new.items():
-        hits[term] = _once((*hits.get(term, ()), *each))
+        hits[term] = _once((*hits[term], *each)) if term in hits else [*each]
     runs = [
         (leaf_key(term, each[at][0]), _encoded(term, each[at : at + RUN]))
-        for term, each in sorted(hits.items())
+        for term in sorted(hits)
+        for each in (hits[term],)
         for at in range(0, len(each), RUN)
     ]
     total = sum(len(run) for _, run in runs)

@@ -189,8 +189,9 @@ class Index:
         written: list[tuple[object, ...]] = []
         for first_key, new in placed(sorted(data_by_key), hits).items():
             data = data_by_key.get(first_key, b"")
-            longer = with_hits(data, new)
-            leaves = [(first_key, longer)] if len(longer) <= LEAF_BYTES else divided(first_key, data, new)
+            longer = with_hits(data, new) if len(data) + sum(map(len, new)) <= LEAF_BYTES else None
+            fits = longer is not None and len(longer) <= LEAF_BYTES
+            leaves = [(first_key, longer)] if fits else divided(first_key, data, new)
             written += [(*key, *leaf) for leaf in leaves]
         self.rows.many(connection, self.rows.sql.put_leaf, written)
 
