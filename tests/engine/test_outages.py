@@ -37,7 +37,7 @@ class Service:
     def __init__(self, make: Make) -> None:
         self.make, self.weather, self.store = make, Weather(), MemoryStore()
 
-    def opened(self, *replies: Any, window: int = 220, **settings: Any) -> Driven:
+    def opened(self, *replies: Any, window: int = 200, **settings: Any) -> Driven:
         backend = scripted(*replies) if replies else None
         store: Any = UnreliableStore(self.store, self.weather)
         return self.make(backend, store=store, context_window=window, reply_reserve_tokens=40, **settings)
@@ -79,7 +79,8 @@ def test_a_question_that_is_only_added_after_all_ends_the_turn_that_held_it(serv
 
 
 def test_a_batch_that_covers_two_failed_ones_keeps_their_order(service: Service) -> None:
-    second = [user("and? " * 20, id="u2"), *tool_round("w", "found " * 40), assistant("thus", id="z2")]
+    rounds = [*tool_round("w", "found " * 40), *tool_round("x", "more " * 40)]
+    second = [user("and? " * 20, id="u2"), *rounds, assistant("thus", id="z2")]
     for messages in (TURN, second):
         ctx = service.opened()
         service.fails("ok", "die")
