@@ -2876,30 +2876,12 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
-        "compaction/statements.py",
+        "compaction/sentences.py",
         (
             "a_fragment_is_a_statement",
             "len(words) < MIN_WORDS or",
             "len(words) < 1 or",
             "compaction/test_statements.py::test_two_words_are_no_statement",
-        ),
-        (
-            "a_list_that_came_at_once_was_said_when_it_was_stored",
-            "is_live = at_s > 0 and all(abs(at_s - s) >= LIVE_S for s in neighbours_s)",
-            "is_live = at_s > 0",
-            "compaction/test_statements.py::test_without_the_time_of_the_message_there_is_no_date",
-        ),
-        (
-            "a_pronoun_stands_without_what_it_means",
-            "context = previous",
-            'context = ""',
-            "compaction/test_statements.py::test_a_pronoun_comes_with_what_it_stands_for",
-        ),
-        (
-            "a_title_that_begins_with_a_role_is_no_speaker",
-            r"(?:(?:user|human)\b(?!\s(?-i:[A-Z][a-z]))|",
-            r"(?:(?:user|human)\b|",
-            "compaction/test_statements.py::test_a_title_that_begins_with_a_role_is_a_speaker",
         ),
         (
             "a_sentence_that_trails_off_is_whole",
@@ -2949,12 +2931,9 @@ MUTANTS: tuple[Mutant, ...] = (
             "or False",
             "compaction/test_statements.py::test_the_number_of_an_item_behind_a_colon_ends_no_sentence",
         ),
-        (
-            "the_note_of_an_earlier_summary_is_a_fact",
-            'words = message.text if message.kind != "summary" else',
-            "words = message.text if True else",
-            "compaction/test_statements.py::test_the_note_of_a_summary_without_facts_is_no_fact_of_the_next_one",
-        ),
+    ),
+    *_of(
+        "compaction/markdown.py",
         (
             "a_block_of_code_is_read",
             "if is_code_block(text) else block",
@@ -2969,7 +2948,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "failures_in_code_are_left_out",
-            "yield from failure_lines(text, MAX_FAILURES) if",
+            "yield from failure_lines(text) if",
             "yield from () if",
             "compaction/test_statements.py::test_a_failure_in_a_block_of_code_is_a_fact",
         ),
@@ -3016,16 +2995,43 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_statements.py::test_emphasis_is_left_out",
         ),
         (
-            "a_word_behind_a_stamp_is_a_speaker",
-            "if len(behind_stamps) > stamped / 2:",
-            "if behind_stamps:",
-            "compaction/test_statements.py::test_a_word_before_a_colon_is_no_speaker_where_stamps_have_none",
-        ),
-        (
             "a_sentence_before_a_heading_is_lost",
             "yield from before  #",
             "before = []  #",
             "compaction/test_statements.py::test_a_block_of_code_in_an_answer_states_nothing_and_has_no_speaker",
+        ),
+    ),
+    *_of(
+        "compaction/statements.py",
+        (
+            "a_list_that_came_at_once_was_said_when_it_was_stored",
+            "is_live = at_s > 0 and all(abs(at_s - s) >= LIVE_S for s in neighbours_s)",
+            "is_live = at_s > 0",
+            "compaction/test_statements.py::test_without_the_time_of_the_message_there_is_no_date",
+        ),
+        (
+            "a_pronoun_stands_without_what_it_means",
+            "context = previous",
+            'context = ""',
+            "compaction/test_statements.py::test_a_pronoun_comes_with_what_it_stands_for",
+        ),
+        (
+            "a_title_that_begins_with_a_role_is_no_speaker",
+            r"(?:(?:user|human)\b(?!\s(?-i:[A-Z][a-z]))|",
+            r"(?:(?:user|human)\b|",
+            "compaction/test_statements.py::test_a_title_that_begins_with_a_role_is_a_speaker",
+        ),
+        (
+            "the_note_of_an_earlier_summary_is_a_fact",
+            'words = message.text if message.kind != "summary" else',
+            "words = message.text if True else",
+            "compaction/test_statements.py::test_the_note_of_a_summary_without_facts_is_no_fact_of_the_next_one",
+        ),
+        (
+            "a_word_behind_a_stamp_is_a_speaker",
+            "if len(behind_stamps) > stamped / 2:",
+            "if behind_stamps:",
+            "compaction/test_statements.py::test_a_word_before_a_colon_is_no_speaker_where_stamps_have_none",
         ),
     ),
     *_of(

@@ -12,7 +12,7 @@ import pytest
 
 from ctxfold import AgentContext, Message, RatioCounter, ScriptedBackend, ToolCallPart, assistant, tool_result, user
 from ctxfold.compaction.facts import extract
-from ctxfold.compaction.statements import is_whole
+from ctxfold.compaction.sentences import is_whole
 from tests.support.driven import turns
 
 

@@ -43,7 +43,7 @@ ANCHORED = frozenset(
         "ctxfold.compaction.excerpts._NONE_AFTER",
         "ctxfold.compaction.statements._ROLE",
         "ctxfold.compaction.statements._STAMP",
-        "ctxfold.compaction.statements._SUBORDINATE",
+        "ctxfold.compaction.sentences._SUBORDINATE",
         "ctxfold.history.terms._RULE",
         "ctxfold.history.passage_cache._STAMP",
         "ctxfold.compaction.verify._REFUSAL",

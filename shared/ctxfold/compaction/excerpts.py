@@ -32,6 +32,7 @@ PATH_SHARE = 0.25  # of the room that is left then
 MARKER_CHARS = 20  # of a gap
 TINY_CHARS = 360  # in less room the first line and the last one are cut for the sake of what stands between them
 MOST_HITS = 4_000  # lines that are looked at
+MAX_FAILURES = 2  # lines of one output or block of code that are facts
 MOST_PATHS = 1_000  # lines with a path that are looked at
 MOST_TERMS = 48
 MOST_MISSES = 12  # units in a row that find no room
@@ -105,8 +106,8 @@ def referring(words: str, reference: str) -> str:
     return f"{words} {reference}" if reference else ""
 
 
-def failure_lines(text: str, most: int) -> list[str]:
-    """Returns the lines that report a failure for certain, the surest first, at most so many.
+def failure_lines(text: str) -> list[str]:
+    """Returns the lines that report a failure for certain, the surest first, at most two.
 
     Lines of code that handle one, or raise an exception, report none.
     """
@@ -114,7 +115,7 @@ def failure_lines(text: str, most: int) -> list[str]:
     units = (source.unit(hit.index) for hit in _failures(source) if hit.score >= SURE)
     units = (u for u in units if not _RAISES.match(u))
     reports = (u for u in units if not code or _EXCEPTION.match(u) or u.startswith("E  ") or not is_code_line(u))
-    return [" ".join(unit.split()) for unit in islice(reports, most)]
+    return [" ".join(unit.split()) for unit in islice(reports, MAX_FAILURES)]
 
 
 @dataclass(frozen=True, slots=True)

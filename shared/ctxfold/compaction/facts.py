@@ -28,11 +28,8 @@ from ctxfold.compaction.literals import (
     new_fact,
     scan,
 )
-from ctxfold.compaction.statements import (
+from ctxfold.compaction.sentences import (
     MAX_CHARS,
-    MAX_FAILURES,
-    Speech,
-    Statement,
     content_words,
     falters,
     is_clear,
@@ -42,11 +39,8 @@ from ctxfold.compaction.statements import (
     is_preference,
     is_whole,
     lowered,
-    named_speakers,
-    spoken,
-    spoken_times,
-    statements,
 )
+from ctxfold.compaction.statements import Speech, Statement, named_speakers, spoken, spoken_times, statements
 from ctxfold.compaction.text_units import is_code, without_markers
 from ctxfold.history.terms import STOP_WORDS, sentences, terms
 from ctxfold.history.view import Entry
@@ -383,7 +377,7 @@ def _arguments(call: ToolCallPart, number: int, message_id: str, role: float) ->
 
 def _failures(message: Message, tool: str, number: int, role: float) -> Iterator[_StatedLine]:
     """Yields the lines of a tool output that report a failure for certain."""
-    for place, failure in enumerate(failure_lines(message.text, MAX_FAILURES)):
+    for place, failure in enumerate(failure_lines(message.text)):
         text = failure if len(failure) <= MAX_CHARS else f"{failure[:MAX_CHARS]} …"
         line = Line(f"{tool}: {text}", number, message.id, place)
         yield _StatedLine(line, _placed([(new_fact("statement", text, ""), FAILURE)], line, role))
