@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ctxfold.compaction.excerpts import failure_lines
 from ctxfold.compaction.literals import (
-    CJK,
     MAX_FIELD_CHARS,
     WORD,
     Fact,
@@ -28,9 +27,10 @@ from ctxfold.compaction.literals import (
     new_fact,
     scan,
 )
+from ctxfold.compaction.markdown import FIELD, LIST_MARK
 from ctxfold.compaction.sentences import (
-    MAX_CHARS,
     content_words,
+    cut,
     falters,
     is_clear,
     is_courtesy,
@@ -83,11 +83,6 @@ class _Wording:
         return not (folded.isascii() and "'" not in folded) and bool(self._other.search(folded))
 
 
-_LABELLED = re.compile(
-    rf"^[\s\-*•\d.)]*([A-Za-z{CJK}][\w ()/{CJK}-]{{0,30}}?)\**\s*[:：]\**\s*(\S.{{0,{MAX_FIELD_CHARS - 1}}})$"
-)
-_ITEM = re.compile(r"^\s*(?:[-*•]|\d{1,2}[.)、])\s*(\S.{0,39})$")
-_ORDINAL = re.compile(r"^\s*\d{1,2}[.)、]\s*(?=\D)")
 _QUOTED = re.compile(rf'["“「]([^"“”「」\n]{{2,{MAX_FIELD_CHARS}}})["”」]')
 _NEGATION = _Wording(
     r"not|never|no|without|cannot|neither|nor|avoid|except|unless",
@@ -378,7 +373,7 @@ def _arguments(call: ToolCallPart, number: int, message_id: str, role: float) ->
 def _failures(message: Message, tool: str, number: int, role: float) -> Iterator[_StatedLine]:
     """Yields the lines of a tool output that report a failure for certain."""
     for place, failure in enumerate(failure_lines(message.text)):
-        text = failure if len(failure) <= MAX_CHARS else f"{failure[:MAX_CHARS]} …"
+        text = cut(failure)
         line = Line(f"{tool}: {text}", number, message.id, place)
         yield _StatedLine(line, _placed([(new_fact("statement", text, ""), FAILURE)], line, role))
 
@@ -446,10 +441,11 @@ def _tells(fact: Fact, text: str) -> bool:
 def _listed(text: str, message: Message, speakers: Collection[str]) -> Iterator[Fact]:
     """Yields the fields of a statement that is a list, and the items of a list that the user wrote."""
     for part in text.split("; "):
-        if labelled := _LABELLED.match(part):
-            if labelled[1].casefold() not in speakers:
-                yield from _field(labelled[2], labelled[1].strip())
-        elif message.role == "user" and (len(part) < len(text) or _ITEM.match(part)) and len(part) <= MAX_ITEM_CHARS:
+        field = FIELD.match(part)
+        if field is not None and len(field[2]) <= MAX_FIELD_CHARS:
+            if field[1].casefold() not in speakers:
+                yield from _field(field[2], field[1])
+        elif message.role == "user" and len(part) < len(text) and len(part) <= MAX_ITEM_CHARS:
             yield from _field(part, "")
 
 
@@ -524,7 +520,7 @@ def _sentence(statement: Statement, message: Message, has_literal: bool) -> Iter
 def _fragments(speech: Speech, seen: set[str], message: Message, number: int, role: float) -> Iterator[_StatedLine]:
     """Yields the literals that no statement has, with the words around them."""
     for raw in speech.text.splitlines():
-        for fact in scan(_ORDINAL.sub("", raw)):
+        for fact in scan(LIST_MARK.sub("", raw)):
             if fact.value in seen or fact.kind not in _TELLING or not _tells(fact, raw):
                 continue
             seen.add(fact.value)

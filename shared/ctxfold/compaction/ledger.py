@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from ctxfold.compaction.facts import SHORT_VALUE
 from ctxfold.compaction.literals import Fact, Line, scan
-from ctxfold.compaction.verify import LIST_MARK, VALUE_KINDS, is_checkable
+from ctxfold.compaction.markdown import LIST_MARK
+from ctxfold.compaction.verify import VALUE_KINDS, is_checkable
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.terms import sentences, terms
 from ctxfold.protocols import TokenCounter

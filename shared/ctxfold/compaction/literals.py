@@ -12,7 +12,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
-from ctxfold.history.terms import STOP_WORDS, stretches
+from ctxfold.history.terms import CJK, STOP_WORDS, stretches
 
 FactKind: TypeAlias = Literal[
     "call", "rule", "statement", "email", "url", "path", "identifier", "amount", "date", "number", "name", "field"
@@ -49,7 +49,6 @@ _WORDS_DAY_FIRST = re.compile(r"(\d{1,2})(?:st|nd|rd|th)?\s(?:of\s)?([a-z]{3,9})
 _SLASHES = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?(?::\d{2})?\s?([ap])?\.?(?:m\b)?")
 _CJK_CLOCK = re.compile(r"(上午|下午|晚上|早上|中午|凌晨)?(\d{1,2})[点时](?:(\d{1,2})分|(半))?")
-CJK = r"\u3040-\u30ff\u3400-\u9fff"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
 _AMOUNT = r"\d[\d,]{0,24}(?:\.\d{1,12})?"
 # runs of plain words are skipped at once, as no literal begins in them; a match without a group is such a run

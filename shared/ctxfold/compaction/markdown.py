@@ -7,23 +7,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 
 from ctxfold.compaction.excerpts import failure_lines
-from ctxfold.compaction.sentences import CJK, is_whole, split_sentences
+from ctxfold.compaction.sentences import is_whole, split_sentences
 from ctxfold.compaction.text_units import is_code, is_code_block, is_numbered
+from ctxfold.history.terms import CJK, DATE_GOES_ON
 
 LIST_CHARS = 200  # of a heading with the items of its list
 _FENCE = "```"  # before and after a block of code in Markdown
-_LIST_MARK = re.compile(r"^\s*(?:[-*•–]+\s+|#{1,6}\s+|>\s+|\d{1,3}[.)、]\s+|\(?[a-z]\)\s+)")
+_NUMBER = rf"\d{{1,3}}(?:[.)](?!{DATE_GOES_ON.pattern})[^\S\n]++|、)"  # "3. Mai" is a date
+_MARK = rf"[-*•–]++[^\S\n]++|#{{1,6}}[^\S\n]++(?:{_NUMBER})?|{_NUMBER}|\(?[a-z]\)[^\S\n]++"
+LIST_MARK = re.compile(rf"^[^\S\n]*+(?:(?:>[^\S\n]++)++(?:{_MARK})?|{_MARK})", re.M)  # also of a quotation
 _BARE_MARK = re.compile(r"^\s*(?:[-*•–#>]+|\d{1,3}[.)、]?)\s*$")
 # not `2**10`, nor `__init__.py`: names in code have no space between the signs
 _EMPHASIS = re.compile(
     r"(?<![A-Za-z0-9_*])(\*{2,3})(?=\S)([^*]++)(?<=\S)\1(?![A-Za-z0-9_*])|(?<!\w)__(?=\S)(?=[^_\s]++\s)([^_]++)(?<=\S)__(?!\w)"
 )
-_HEADING = re.compile(r"^\s*#{1,6}\s+")
 _TABLE_RULE = re.compile(r"[ |:-]+")
 _CELL_END = re.compile(r"(?<!\\)\|")
-_EMPHASISED = re.compile(r"^\s*(?:[-*•]\s+|\d{1,3}[.)]\s+)?\*\*[^*]{2,100}\*\*\s*:?\s*$")
-_NUMBERED = re.compile(r"^\s*\d{1,3}[.)]\s")
-_FIELD = re.compile(rf"^([^\W\d_][\w ()/{CJK}'-]{{0,40}}?)\s*[:：]\s*(\S.*)$")
+_EMPHASISED = re.compile(r"\*\*[^*]{2,100}\*\*\s*:?")
+FIELD = re.compile(rf"^([^\W\d_][\w ()/{CJK}'-]{{0,40}}?)\s*(?::\s+|：\s*)(\S.*)$")  # "10:30" and ":D" are none
 
 
 def without_code(text: str) -> str:
@@ -61,17 +62,19 @@ def blocks(text: str) -> Iterator[str]:
     group: list[str] = []
     heading = ""
     for raw in _rows_as_fields(text.splitlines()):
-        unmarked = _LIST_MARK.sub("", raw).strip()
-        line = _unemphasised(_LIST_MARK.sub("", unmarked) if _HEADING.match(raw) else unmarked)
+        mark = match[0] if (match := LIST_MARK.match(raw)) else ""
+        marked = raw[len(mark) :].strip()
+        line = _unemphasised(marked)
         if not line or _BARE_MARK.match(raw):
             continue
-        marked = bool(_LIST_MARK.match(raw))
         is_heading = len(line) <= 120 and (
             line.endswith((":", "："))
-            or (_HEADING.match(raw) is not None and not is_whole(line))
-            or _names_record(raw, line)
+            or ("#" in mark and not is_whole(line))
+            or (FIELD.match(line) is None and _names_record(mark, marked, line))
         )
-        is_item = not is_heading and len(line) <= 100 and (marked or (_is_field(line) and not is_whole(line)))
+        is_item = (
+            not is_heading and len(line) <= 100 and (mark or (FIELD.match(line) is not None and not is_whole(line)))
+        )
         full = bool(group) and len(heading) + sum(map(len, group)) + len(line) > LIST_CHARS
         if group and (not is_item or full or _starts_record(line, group)):
             yield _listed(heading, group)
@@ -124,19 +127,13 @@ def _listed(heading: str, items: Sequence[str]) -> str:
     return f"{heading}: {joined}" if heading else joined
 
 
-def _is_field(line: str) -> bool:
-    return _FIELD.match(line) is not None
-
-
-def _names_record(raw: str, line: str) -> bool:
+def _names_record(mark: str, marked: str, line: str) -> bool:
     """Tells whether a line is the heading of the fields below it, such as `1. **Flight HAT069**`, or emphasised as a whole."""
-    if _FIELD.match(line):
-        return False
-    if _EMPHASISED.match(raw):
+    if _EMPHASISED.fullmatch(marked):
         return True
-    return _NUMBERED.match(raw) is not None and any(c.isdigit() for c in line) and not is_whole(line)
+    return any(map(str.isdigit, mark)) and any(map(str.isdigit, line)) and not is_whole(line)
 
 
 def _starts_record(line: str, group: Sequence[str]) -> bool:
-    field, first = _FIELD.match(line), _FIELD.match(group[0])
+    field, first = FIELD.match(line), FIELD.match(group[0])
     return field is not None and first is not None and field[1] == first[1]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ctxfold.history.terms import DATE_GOES_ON, stretches, terms
+from ctxfold.history.terms import CJK, DATE_GOES_ON, stretches, terms
 
 MAX_CHARS = 220  # of a statement; of a longer sentence the clauses with a subject stand alone
 MIN_WORDS = 3
@@ -15,7 +15,6 @@ MAX_HESITATIONS = 2  # repeated words, broken words and "uh" that make a sentenc
 MAX_POINTING_CHARS = 60
 MAX_WISH_CHARS = 90  # of a sentence that states a preference; longer ones tell a story
 MAX_TRAILING_CHARS = 8  # of the word that a sentence breaks off with
-CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 # patterns of lower-case words without `re.I` are searched in `lowered` text
 _END = re.compile(r"(?<=[.!?…])[\"'”’)\]*]*\s+(?=\S)|(?<=[。！？；])\s*(?=\S)")
 # the number of a heading or an item, at the beginning or behind a colon

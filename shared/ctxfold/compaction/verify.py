@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ctxfold.compaction.facts import SHORT_VALUE, FactSource, extract, flat, message_of, negated
 from ctxfold.compaction.literals import Fact, month_day, scan
+from ctxfold.compaction.markdown import LIST_MARK
 from ctxfold.history.terms import STOP_WORDS, sentences, terms
 
 RULE_COVERAGE = 0.6  # share of a rule's terms that one sentence of the summary must have
@@ -21,7 +22,6 @@ MIN_LOST = 32  # literals of a source: a text that keeps none of so many is not 
 MIN_TERMS, KNOWN_SHARE = 4, 0.25  # of a summary's words: least share that a source with few literals must have
 SMALL_NUMBER = 12  # counting is not inventing
 VALUE_KINDS = frozenset(("email", "url", "path", "identifier", "amount", "date", "number"))
-LIST_MARK = re.compile(r"^[^\S\n]*+(?:\d{1,3}[.)、]\s|[-*•#]++\s)", re.M)
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 

@@ -25,10 +25,10 @@ LONG_TEXT_CHARS = (
     20_000  # from here on most tokens have been there before: they are counted before they are split into terms
 )
 
-_CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_TOKEN = re.compile(rf"[{_CJK}]+|[^\W_{_CJK}]+(?:[-_.@/:][^\W_{_CJK}]+)*")
-_IS_CJK = re.compile(f"[{_CJK}]")
-_ESCAPED = re.compile(rf"\\([nrt])([^\W_{_CJK}]+)")  # in JSON, the word after the end of a line: a "\n" before "zebra"
+CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_TOKEN = re.compile(rf"[{CJK}]+|[^\W_{CJK}]+(?:[-_.@/:][^\W_{CJK}]+)*")
+_IS_CJK = re.compile(f"[{CJK}]")
+_ESCAPED = re.compile(rf"\\([nrt])([^\W_{CJK}]+)")  # in JSON, the word after the end of a line: a "\n" before "zebra"
 _CODE_POINT = re.compile(r"\\u([0-9a-fA-F]{4})")
 _PIECE = re.compile(r"[-_.@/:]")
 _PROSE = re.compile(r"[.!?]\s|,\s+(?:and|but|so|which)\b")
