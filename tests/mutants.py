@@ -157,6 +157,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/text_units.py",
         (
+            "names_with_their_values_are_code",
+            "if lines and all(map(_SETTING.fullmatch, lines)):",
+            "if False:",
+            "compaction/test_statements.py::test_names_with_their_values_between_fences_are_read",
+        ),
+        (
+            "a_constant_makes_a_block_a_configuration",
+            "if lines and all(map(_SETTING.fullmatch, lines)):",
+            "if lines and any(map(_SETTING.fullmatch, lines)):",
+            "compaction/test_statements.py::test_constants_beside_code_are_code",
+        ),
+        (
             "what_an_excerpt_says_of_itself_is_no_code",
             "without_markers(text[:CODE_CHARS]).splitlines()",
             "text[:CODE_CHARS].splitlines()",
@@ -2878,6 +2890,30 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/sentences.py",
         (
+            "a_rule_in_a_list_is_none",
+            "if any(map(_IMPERATIVE.match, _items(text)))",
+            "if _IMPERATIVE.match(text)",
+            "compaction/test_statements.py::test_a_rule_in_a_list_is_a_rule",
+        ),
+        (
+            "what_somebody_tells_of_a_rule_is_one",
+            'if colon and ("; " in rest or not is_whole(heading)):',
+            "if colon:",
+            "compaction/test_statements.py::test_what_somebody_tells_of_a_rule_is_none",
+        ),
+        (
+            "a_unit_breaks_a_sentence_off",
+            "|(?<!\\d)\\s(?-i:[c-hjlmo-qstvw]))",
+            "|\\s(?-i:[c-hjlmo-qstvw]))",
+            "compaction/test_statements.py::test_a_letter_behind_a_number_is_a_unit",
+        ),
+        (
+            "a_unit_is_a_hesitation",
+            "(?<!['’.-])(?<!\\d\\s)",
+            "(?<!['’.-])",
+            "compaction/test_statements.py::test_a_letter_behind_a_number_is_a_unit",
+        ),
+        (
             "a_fragment_is_a_statement",
             "len(words) < MIN_WORDS or",
             "len(words) < 1 or",
@@ -2935,6 +2971,60 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/markdown.py",
         (
+            "a_heading_with_nothing_below_it_is_left_out",
+            'return ": ".join(filter(None, (heading, "; ".join',
+            'return ": ".join(filter(None, (heading if items else "", "; ".join',
+            "compaction/test_statements.py::test_a_heading_with_nothing_below_it_is_a_statement",
+        ),
+        (
+            "what_follows_code_is_below_the_heading",
+            "if items or is_heading or whole or line == _FENCE:",
+            "if items or is_heading or whole:",
+            "compaction/test_statements.py::test_what_follows_a_block_of_code_is_no_part_of_the_heading_above_it",
+        ),
+        (
+            "a_numbered_item_heads_the_next_one",
+            'return numbered and following != "" and not any(map(str.isdigit, _mark(following)))',
+            "return numbered",
+            "compaction/test_statements.py::test_numbered_items_are_a_list_below_its_heading",
+        ),
+        (
+            "sentences_without_a_heading_are_one",
+            "(mark and (heading or not whole))",
+            "mark",
+            "compaction/test_statements.py::test_sentences_in_a_list_without_a_heading_are_statements_of_their_own",
+        ),
+        (
+            "the_box_of_a_task_stays",
+            "if is_item and (box := _BOX.match(line)):",
+            "if False and (box := _BOX.match(line)):",
+            "compaction/test_statements.py::test_tasks_say_whether_they_are_done",
+        ),
+        (
+            "a_link_stays_as_it_is_written",
+            'return _LINK.sub(r"\\1 (\\2)", line) if "](" in line else line',
+            "return line",
+            "compaction/test_statements.py::test_a_link_may_begin_a_sentence",
+        ),
+        (
+            "any_colon_makes_a_field",
+            "(?::\\s+|：\\s*",
+            "(?::\\s*|：\\s*",
+            "compaction/test_statements.py::test_an_address_a_time_and_a_smiley_are_no_fields",
+        ),
+        (
+            "a_day_is_the_mark_of_an_item",
+            "(?:[.)](?!{DATE_GOES_ON.pattern})",
+            "(?:[.)]",
+            "compaction/test_statements.py::test_marks_of_a_list_are_left_out_and_days_stay",
+        ),
+        (
+            "a_quoted_list_has_no_marks",
+            "(?:(?:>[^\\S\\n]++)++(?:{_MARK})?|",
+            "(?:(?:>[^\\S\\n]++)++|",
+            "compaction/test_statements.py::test_marks_of_a_list_are_left_out_and_days_stay",
+        ),
+        (
             "a_block_of_code_is_read",
             "if is_code_block(text) else block",
             "if False else block",
@@ -2948,8 +3038,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "failures_in_code_are_left_out",
-            "yield from failure_lines(text) if",
-            "yield from () if",
+            "yield from [*failure_lines(text), _FENCE] if",
+            "yield from [_FENCE] if",
             "compaction/test_statements.py::test_a_failure_in_a_block_of_code_is_a_fact",
         ),
         (
@@ -2960,8 +3050,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_rows_of_a_table_are_lines",
-            "for raw in _rows_as_fields(text.splitlines()):",
-            "for raw in text.splitlines():",
+            "for row in _rows_as_fields(text.splitlines()) if",
+            "for row in text.splitlines() if",
             "compaction/test_statements.py::test_a_row_of_a_table_says_what_its_columns_are",
         ),
         (
@@ -2971,14 +3061,8 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_statements.py::test_a_cell_may_hold_a_bar_and_a_row_may_have_a_cell_more",
         ),
         (
-            "a_heading_that_is_a_sentence_states_nothing",
-            'or ("#" in mark and not is_whole(line))',
-            'or "#" in mark',
-            "compaction/test_statements.py::test_a_heading_that_is_a_sentence_states_it",
-        ),
-        (
             "a_heading_in_markdown_is_an_item",
-            'or ("#" in mark and not is_whole(line))',
+            'or "#" in mark',
             "",
             "compaction/test_statements.py::test_a_heading_in_markdown_begins_a_list_of_its_own",
         ),

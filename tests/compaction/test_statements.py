@@ -698,3 +698,113 @@ def test_the_note_of_a_summary_without_facts_is_no_fact_of_the_next_one() -> Non
         (second,) = (m.text for m in ctx.view().messages if m.kind == "summary")
     assert "The locker of Anna" in second
     assert "archived" not in second
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "## 1. The gate of Anna has the number 4711",
+        "**1. The gate of Anna has the number 4711**",
+        "1. **The gate of Anna has the number 4711**",
+        "Please note: the gate of Anna has the number 4711:\n```python\ndef gate(name):\n    return gates[name]\n```",
+    ],
+)
+@pytest.mark.parametrize("below", ["", "\n\nThe hall of Ben is closed.", "\n\n## Halls\nThe hall of Ben is closed."])
+def test_a_heading_with_nothing_below_it_is_a_statement(text: str, below: str) -> None:
+    shown = lines([assistant(f"{text}{below}", id="a")])
+    assert any(re.search(r"[Tt]he gate of Anna has the number 4711 \(#1\)$", line) for line in shown)
+    assert any("The hall of Ben is closed" in line for line in shown) == bool(below)
+
+
+def test_what_follows_a_block_of_code_is_no_part_of_the_heading_above_it() -> None:
+    text = (
+        "I set the timeout of Anna's box to 45 s:\n```python\ndef f(x):\n    return g(x)\n```\nTests of hall 7: green."
+    )
+    shown = lines([assistant(text, id="a")])
+    assert "- assistant: I set the timeout of Anna's box to 45 s (#1)" in shown
+    assert "- assistant: Tests of hall 7: green (#1)" in shown
+
+
+def test_numbered_items_are_a_list_below_its_heading() -> None:
+    shown = lines([assistant("Flights of Anna:\n1. HAT069, 9:15, 120 euros\n2. HAT083, 11:00, 95 euros", id="a")])
+    assert "- assistant: Flights of Anna: HAT069, 9:15, 120 euros; HAT083, 11:00, 95 euros (#1)" in shown
+    records = "1. Flight HAT069\n   - Price: 120 euros\n2. Flight HAT083\n   - Price: 95 euros"
+    assert "- assistant: Flight HAT083: Price: 95 euros (#1)" in lines([assistant(records, id="a")])
+
+
+def test_sentences_in_a_list_without_a_heading_are_statements_of_their_own() -> None:
+    shown = lines(chat("- Anna's locker has the number 47.\n- Ben's desk is in hall 7."))
+    assert "- user: Anna's locker has the number 47. (#1)" in shown
+    assert "- user: Ben's desk is in hall 7. (#1)" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "## Rules\n- Never push to main.\n- The tests of hall 7 are slow.",
+        "Please follow these:\n- The tests of hall 7 are slow.\n- Never push to main.",
+        "Important: never push to main.",
+    ],
+)
+def test_a_rule_in_a_list_is_a_rule(text: str) -> None:
+    assert [fact.text for fact in extract(chat(text)) if fact.kind == "rule"]
+
+
+def test_what_somebody_tells_of_a_rule_is_none() -> None:
+    assert not [fact for fact in extract(chat("I told him: never push to main.")) if fact.kind == "rule"]
+
+
+def test_tasks_say_whether_they_are_done() -> None:
+    shown = lines([assistant("Tasks:\n- [x] Pay the deposit of 300 euros\n- [ ] Book hall 7", id="a")])
+    assert "- assistant: Tasks: done: Pay the deposit of 300 euros; to do: Book hall 7 (#1)" in shown
+
+
+def test_a_link_may_begin_a_sentence() -> None:
+    shown = lines([assistant("[The guide](https://docs.example.com/a) says that Anna's limit is 45.", id="a")])
+    assert "- assistant: The guide (https://docs.example.com/a) says that Anna's limit is 45. (#1)" in shown
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "TIMEOUT_S = 45\nMAX_RETRIES = 7",
+        'TIMEOUT_S = 45  # seconds\nMAX_RETRIES = 7\nHOST_NAME = "db7.example.com"',
+        "export TIMEOUT_S=45\nexport MAX_RETRIES=7",
+    ],
+)
+def test_names_with_their_values_between_fences_are_read(config: str) -> None:
+    shown = "\n".join(lines([assistant(f"The settings of Anna's box:\n```\n{config}\n```", id="a")]))
+    assert "TIMEOUT_S" in shown
+    assert "45" in shown
+    assert "MAX_RETRIES" in shown
+
+
+def test_constants_beside_code_are_code() -> None:
+    shown = "\n".join(
+        lines(chat("See this:\n```python\nTIMEOUT_S = 45\nclient = open_client(TIMEOUT_S)\nreturn client\n```"))
+    )
+    assert "TIMEOUT_S" not in shown
+
+
+@pytest.mark.parametrize("text", ["see http://boxes.example.com/hall", "lunch at 10:30", "good luck :D"])
+def test_an_address_a_time_and_a_smiley_are_no_fields(text: str) -> None:
+    assert not [fact for fact in extract(chat(text)) if fact.kind == "field"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("> - Anna's locker has the number 47.", "Anna's locker has the number 47."),
+        ("> 2) Anna's locker has the number 47.", "Anna's locker has the number 47."),
+        ("3. Mai ist der Umzug von Anna in die Halle 7.", "3. Mai ist der Umzug von Anna in die Halle 7."),
+        ("1、安娜的柜子是 47 号。", "安娜的柜子是 47 号。"),
+    ],
+)
+def test_marks_of_a_list_are_left_out_and_days_stay(text: str, line: str) -> None:
+    assert f"- user: {line} (#1)" in lines(chat(text))
+
+
+def test_a_letter_behind_a_number_is_a_unit() -> None:
+    said = chat("I set the timeout of Anna's box to 45 s.", "The box of Ben holds 20 l and weighs 7 t and leaks.")
+    assert "- user: I set the timeout of Anna's box to 45 s. (#1)" in lines(said)
+    assert any(fact.text == "20" and fact.weight == 24.0 for fact in extract(said))

@@ -21,10 +21,14 @@ _BARE_MARK = re.compile(r"^\s*(?:[-*•–#>]+|\d{1,3}[.)、]?)\s*$")
 _EMPHASIS = re.compile(
     r"(?<![A-Za-z0-9_*])(\*{2,3})(?=\S)([^*]++)(?<=\S)\1(?![A-Za-z0-9_*])|(?<!\w)__(?=\S)(?=[^_\s]++\s)([^_]++)(?<=\S)__(?!\w)"
 )
+_BOX = re.compile(r"\[([ xX])\]\s+(?=\S)")
+_LINK = re.compile(r"!?\[([^\[\]]{1,200})\]\(([^()\s]{1,500})\)")
 _TABLE_RULE = re.compile(r"[ |:-]+")
 _CELL_END = re.compile(r"(?<!\\)\|")
 _EMPHASISED = re.compile(r"\*\*[^*]{2,100}\*\*\s*:?")
-FIELD = re.compile(rf"^([^\W\d_][\w ()/{CJK}'-]{{0,40}}?)\s*(?::\s+|：\s*)(\S.*)$")  # "10:30" and ":D" are none
+FIELD = re.compile(  # "10:30" and ":D" are none
+    rf"^([^\W\d_][\w ()/{CJK}'-]{{0,40}}?)\s*(?::\s+|：\s*|=\s*(?!=))(\S.*)$"
+)
 
 
 def without_code(text: str) -> str:
@@ -41,7 +45,7 @@ def without_code(text: str) -> str:
 
 
 def _outside_of_code(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the lines without fences, and of a block of code only those that report a failure."""
+    """Yields the lines without fences, but of a block of code those that report a failure, and a fence."""
     block: list[str] | None = None
     for line in chain(lines, [_FENCE]):  # a block may lack its end
         if not line.lstrip().startswith(_FENCE) or line.count(_FENCE) > 1:
@@ -53,43 +57,56 @@ def _outside_of_code(lines: Iterable[str]) -> Iterator[str]:
             block = []
         else:
             text = "\n".join(block)
-            yield from failure_lines(text) if is_code_block(text) else block
+            yield from [*failure_lines(text), _FENCE] if is_code_block(text) else block
             block = None
 
 
 def blocks(text: str) -> Iterator[str]:
-    """Yields the lines of a text; a heading and the short items of the list below it, or a run of fields, as one."""
-    group: list[str] = []
+    """Yields the lines of a text; a heading and the short items of the list below it, or a run of fields, as one.
+
+    A heading with nothing below it but sentences is a line of its own, and so are sentences in a list without a heading.
+    """
     heading = ""
-    for raw in _rows_as_fields(text.splitlines()):
-        mark = match[0] if (match := LIST_MARK.match(raw)) else ""
-        marked = raw[len(mark) :].strip()
+    items: list[str] = []
+    rows = [row for row in _rows_as_fields(text.splitlines()) if row.strip() and not _BARE_MARK.match(row)]
+    for raw, following in zip_longest(rows, rows[1:], fillvalue=""):
+        mark = _mark(raw)
+        marked = _in_words(raw[len(mark) :].strip(), is_item=bool(mark))
         line = _unemphasised(marked)
-        if not line or _BARE_MARK.match(raw):
-            continue
+        whole = is_whole(line)
+        is_field = not whole and FIELD.match(line) is not None
         is_heading = len(line) <= 120 and (
             line.endswith((":", "："))
-            or ("#" in mark and not is_whole(line))
-            or (FIELD.match(line) is None and _names_record(mark, marked, line))
+            or "#" in mark
+            or (
+                FIELD.match(line) is None
+                and (_EMPHASISED.fullmatch(marked) or (not whole and _names_record(raw, following)))
+            )
         )
-        is_item = (
-            not is_heading and len(line) <= 100 and (mark or (FIELD.match(line) is not None and not is_whole(line)))
-        )
-        full = bool(group) and len(heading) + sum(map(len, group)) + len(line) > LIST_CHARS
-        if group and (not is_item or full or _starts_record(line, group)):
-            yield _listed(heading, group)
-            group = []
-            heading = heading if is_item else ""
+        if not is_heading and len(line) <= 100 and (is_field or (mark and (heading or not whole))):
+            full = len(heading) + sum(map(len, items)) + len(line) > LIST_CHARS
+            if items and (full or _starts_record(line, items)):
+                yield _listed(heading, items)
+                items = []
+            items.append(line)
+            continue
+        if items or is_heading or whole or line == _FENCE:
+            yield _listed(heading, items)
+            heading, items = "", []
         if is_heading:
             *before, heading = split_sentences(line.rstrip(":： "))
             yield from before  # "It takes 12 weeks. This is why:" says more than a heading
-        elif is_item:
-            group.append(line)
         else:
-            yield f"{heading}: {line}" if heading and not is_whole(line) else line
+            yield f"{heading}: {line}" if heading else line
             heading = ""
-    if group:
-        yield _listed(heading, group)
+    yield _listed(heading, items)
+
+
+def _in_words(line: str, *, is_item: bool) -> str:
+    """Returns a line with the box of a task as a word, and with the address of a link behind its text."""
+    if is_item and (box := _BOX.match(line)):
+        line = f"{'to do' if box[1] == ' ' else 'done'}: {line[box.end() :]}"
+    return _LINK.sub(r"\1 (\2)", line) if "](" in line else line
 
 
 def _unemphasised(line: str) -> str:
@@ -121,17 +138,19 @@ def _cells(row: str) -> list[str]:
 
 
 def _listed(heading: str, items: Sequence[str]) -> str:
-    if len(items) == 1 and is_whole(items[0]):
-        return items[0]
-    joined = "; ".join(i.rstrip(";,. ") for i in items)
-    return f"{heading}: {joined}" if heading else joined
+    return ": ".join(filter(None, (heading, "; ".join(i.rstrip(";,. ") for i in items))))
 
 
-def _names_record(mark: str, marked: str, line: str) -> bool:
-    """Tells whether a line is the heading of the fields below it, such as `1. **Flight HAT069**`, or emphasised as a whole."""
-    if _EMPHASISED.fullmatch(marked):
-        return True
-    return any(map(str.isdigit, mark)) and any(map(str.isdigit, line)) and not is_whole(line)
+def _mark(line: str) -> str:
+    match = LIST_MARK.match(line)
+    return match[0] if match else ""
+
+
+def _names_record(line: str, following: str) -> bool:
+    """Tells whether an item with two numbers, such as `1. Flight HAT069`, is the heading of what follows: no further item."""
+    mark = _mark(line)
+    numbered = any(map(str.isdigit, mark)) and any(map(str.isdigit, line[len(mark) :]))
+    return numbered and following != "" and not any(map(str.isdigit, _mark(following)))
 
 
 def _starts_record(line: str, group: Sequence[str]) -> bool:

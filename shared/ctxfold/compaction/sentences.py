@@ -58,9 +58,9 @@ _VERBS = re.compile(
 _SUBJECT = re.compile(
     r"(?:I|we|you|he|she|it|they|there|this|that|these|those|my|our|the|a|an|your|his|her|their)\b|[A-Z]", re.I
 )
-_TRAILING = re.compile(
+_TRAILING = re.compile(  # a letter behind a number is a unit
     r"(?:[,\-–—:({\[]|\b(?:and|or|but|the|a|an|to|of|if|that|because|with|is|was|I|where|when|which|who|whose|than|into|so"
-    r"|my|our|your|their|every|very)|\s(?-i:[c-hjlmo-qstvw]))\s*[.…]*$",
+    r"|my|our|your|their|every|very)|(?<!\d)\s(?-i:[c-hjlmo-qstvw]))\s*[.…]*$",
     re.I,
 )
 _FILLERS = ("uh", "um", "uhm", "er", "erm", "eh", "mm", "hmm", "yeah")
@@ -84,7 +84,7 @@ _SUBORDINATE = re.compile(
     re.I,
 )
 _HESITATION = re.compile(  # also a letter of a word that breaks off, and a sentence that begins anew without an end
-    r"\b(?=\w)(?:(?:uhm?|erm|h?mm)\b|(\w++)(?:\s+\1\b| - (?=[A-Z]))|(?<!['’.-])(?-i:[d-hjlmo-qstvw])(?= )"
+    r"\b(?=\w)(?:(?:uhm?|erm|h?mm)\b|(\w++)(?:\s+\1\b| - (?=[A-Z]))|(?<!['’.-])(?<!\d\s)(?-i:[d-hjlmo-qstvw])(?= )"
     r"|(?<=(?-i:[a-z]) )(?-i:And|But|If|It|We|You|They|That|This|Yeah|Oh|Well|So|Or|He|She|What|Because)(?= ))",
     re.I,
 )
@@ -306,11 +306,19 @@ def needs_previous(text: str) -> bool:
 
 @lru_cache(maxsize=8_192)
 def is_directive(text: str) -> bool:
-    """Tells whether a sentence tells somebody what to do or not to do, now and later."""
+    """Tells whether a sentence, or an item of a list, tells somebody what to do or not to do, now and later."""
     lower = lowered(text)
-    if _IMPERATIVE.match(text) is not None or (_DUTY.search(lower) and _OBLIGED.search(lower)):
+    if any(map(_IMPERATIVE.match, _items(text))) or (_DUTY.search(lower) and _OBLIGED.search(lower)):
         return True
     return not text.isascii() and _DIRECTIVE_CJK.search(text) is not None
+
+
+def _items(text: str) -> Iterator[str]:
+    """Yields a text and, where it is a list, its items without their heading."""
+    yield text
+    heading, colon, rest = text.partition(": ")
+    if colon and ("; " in rest or not is_whole(heading)):
+        yield from rest.split("; ")
 
 
 @lru_cache(maxsize=8_192)

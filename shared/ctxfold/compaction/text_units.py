@@ -34,6 +34,9 @@ _CODE = re.compile(
     r"|from [\w.]+ import |import [\w.{*]+(?: |$)|#include|@\w+(?:[.(]|$)|return\b(?! to )|raise \w+(?:[.(]|$)"
     r"""|[A-Z_][A-Z\d_]{2,} += |["'][\w.-]+["'],|(?:else|try|finally):|except\b.*:$|self\.\w+|(?:if|elif|for|while|with) .*:$)"""
 )
+# a whole line of a configuration: a name with one value, a comment, or the heading of a section
+_VALUE = r"""(?:"[^"\n]{0,200}"|'[^'\n]{0,200}'|[^\s()\[\]{}"'#,;]{1,200})[,;]?(?:\s{1,8}(?:#|//).*)?"""
+_SETTING = re.compile(rf"(?:export |const |let )?[A-Za-z_][\w.-]{{0,60}} ?[:=] ?{_VALUE}|#.*|\[[\w.-]{{1,60}}\]")
 _NUMBERED = re.compile(r"\d{1,6}[:|\t →]")
 _MARKER = re.compile(r"^\[\.\.\.(?: line (\d+))?\]$", re.M)
 # people write lines that begin so, too
@@ -310,11 +313,14 @@ def is_numbered(text: str) -> bool:
 def is_code_block(text: str) -> bool:
     """Tells whether what stands between two fences is program code or a patch of it, also a short one.
 
-    JSON is none: it is a configuration or an example of data, whose values may be all that a message tells.
+    JSON and names with their values are none: they are a configuration or an example of data, whose values may be all that a
+    message tells.
     """
     if json_object(text) is not None:
         return False
     lines = [line for raw in text[:CODE_CHARS].splitlines() if (line := raw.lstrip("+- \t").rstrip())]
+    if lines and all(map(_SETTING.fullmatch, lines)):
+        return False
     return sum(map(is_code_line, lines)) >= CODE_SHARE * len(lines)
 
 
