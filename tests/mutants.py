@@ -124,6 +124,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/excerpts.py",
         (
+            "a_failure_without_a_file_comes_first",
+            "key=lambda line: _PATH.search(line) is None",
+            "key=lambda line: 0",
+            "compaction/test_statements.py::test_a_failure_that_names_its_file_comes_first",
+        ),
+        (
             "code_that_raises_an_error_reports_it",
             "    units = (u for u in units if not _RAISES.match(u))\n",
             "",
@@ -2767,6 +2773,30 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/facts.py",
         (
+            "nobody_answers_another",
+            "question = last if is_question and not is_same and len(speakers) <= 2",
+            'question = "" if is_question and not is_same and len(speakers) <= 2',
+            "compaction/test_statements.py::test_in_a_chat_of_two_an_answer_comes_with_the_question_of_the_other",
+        ),
+        (
+            "in_a_room_everybody_answers_the_last_question",
+            "and len(speakers) <= 2 else",
+            "else",
+            "compaction/test_statements.py::test_in_a_chat_of_two_an_answer_comes_with_the_question_of_the_other",
+        ),
+        (
+            "each_message_begins_anew",
+            "previous = last if is_same and not is_question",
+            'previous = "" if is_same and not is_question',
+            "compaction/test_statements.py::test_a_speaker_goes_on_in_the_next_message",
+        ),
+        (
+            "a_field_behind_a_heading_has_its_name",
+            "while field is not None and (inner := FIELD.match(field[2])):",
+            "while field is not None and (inner := None):",
+            "compaction/test_statements.py::test_a_label_is_no_name",
+        ),
+        (
             "each_line_of_a_large_output_counts_in_full",
             "number, role * share)",
             "number, role)",
@@ -2890,6 +2920,42 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/sentences.py",
         (
+            "nothing_is_taken_back",
+            "return _CORRECTS.match(text) is not None",
+            "return False",
+            "compaction/test_statements.py::test_what_is_corrected_does_not_stand_alone",
+        ),
+        (
+            "a_sentence_that_names_nothing_stands_alone",
+            "or not content_words(text):",
+            "or False:",
+            "compaction/test_statements.py::test_a_sentence_that_names_nothing_comes_with_those_before_it",
+        ),
+        (
+            "only_it_at_the_end_points_back",
+            "|\\b(?:it|them) (?:out|up|",
+            "|\\b(?:its|thems) (?:out|up|",
+            "compaction/test_statements.py::test_a_sentence_that_names_nothing_comes_with_those_before_it",
+        ),
+        (
+            "x_it_is_breaks_off",
+            "|(?<!\\bit\\s)(?:is|was)|",
+            "|is|was|",
+            "compaction/test_statements.py::test_two_words_are_no_statement",
+        ),
+        (
+            "an_address_has_a_verb",
+            "ing)(?!\\w|[@/.-]\\w)",
+            "ing)(?!\\w)",
+            "compaction/test_statements.py::test_an_address_has_no_verb",
+        ),
+        (
+            "a_change_of_a_value_decides_nothing",
+            "|(?:changed|moved|switched|",
+            "|(?:changedx|movedx|switched|",
+            "compaction/test_statements.py::test_a_change_of_a_value_is_a_decision",
+        ),
+        (
             "a_rule_in_a_list_is_none",
             "if any(map(_IMPERATIVE.match, _items(text)))",
             "if _IMPERATIVE.match(text)",
@@ -2970,6 +3036,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "compaction/markdown.py",
+        (
+            "words_between_single_asterisks_keep_them",
+            "(\\*{1,3})(?=[^\\s*])",
+            "(\\*{2,3})(?=[^\\s*])",
+            "compaction/test_statements.py::test_emphasis_is_left_out",
+        ),
         (
             "a_heading_with_nothing_below_it_is_left_out",
             'return ": ".join(filter(None, (heading, "; ".join',
@@ -3068,13 +3140,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_power_is_emphasis",
-            r"(?<![A-Za-z0-9_*])(\*{2,3})(?=\S)([^*]++)(?<=\S)\1(?![A-Za-z0-9_*])",
+            r"(?<![A-Za-z0-9_*])(\*{1,3})(?=[^\s*])([^*]++)(?<=\S)\1(?![A-Za-z0-9_*])",
             r"(\*{2,3})([^*]+)\1",
             "compaction/test_statements.py::test_signs_inside_of_a_name_are_no_emphasis",
         ),
         (
             "emphasis_stays",
-            'return _EMPHASIS.sub(lambda m: m[2] or m[3], line).strip() if "**" in line or "__" in line else line.strip()',
+            'return _EMPHASIS.sub(lambda m: m[2] or m[3], line).strip() if "*" in line or "__" in line else line.strip()',
             "return line.strip()",
             "compaction/test_statements.py::test_emphasis_is_left_out",
         ),
@@ -3088,6 +3160,30 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/statements.py",
         (
+            "what_is_corrected_stands_alone",
+            "del result[begun:]",
+            "pass",
+            "compaction/test_statements.py::test_what_is_corrected_does_not_stand_alone",
+        ),
+        (
+            "only_the_last_sentence_is_context",
+            'known = (f"{context} {text}".lstrip(), text)',
+            'known = ("", text)',
+            "compaction/test_statements.py::test_a_sentence_that_names_nothing_comes_with_those_before_it",
+        ),
+        (
+            "a_long_context_is_none",
+            'known = (f"{context} {text}".lstrip(), text)',
+            'known = (f"{context} {text}".lstrip(),)',
+            "compaction/test_statements.py::test_a_sentence_that_names_nothing_comes_with_those_before_it",
+        ),
+        (
+            "calls_of_a_traceback_are_read",
+            "words = without_calls(words)",
+            "pass",
+            "compaction/test_statements.py::test_the_calls_of_a_traceback_are_no_facts",
+        ),
+        (
             "a_list_that_came_at_once_was_said_when_it_was_stored",
             "is_live = at_s > 0 and all(abs(at_s - s) >= LIVE_S for s in neighbours_s)",
             "is_live = at_s > 0",
@@ -3095,8 +3191,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_pronoun_stands_without_what_it_means",
-            "context = previous",
-            'context = ""',
+            "for c in known if needs and",
+            "for c in known if False and",
             "compaction/test_statements.py::test_a_pronoun_comes_with_what_it_stands_for",
         ),
         (
@@ -3564,6 +3660,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "compaction/literals.py",
+        (
+            "a_label_is_a_name",
+            r"(?![\w:：]))",
+            r"(?!\w))",
+            "compaction/test_statements.py::test_a_label_is_no_name",
+        ),
+        (
+            "a_name_ends_at_a_capital",
+            r"(?:[A-Z][a-z]++)++(?:\s(?:[A-Z][a-z]++)++)*+(?![\w:：])",
+            r"[A-Z][a-z]++(?:\s[A-Z][a-z]++)*+(?![:：])",
+            "compaction/test_statements.py::test_a_name_is_whole",
+        ),
         (
             "every_unit_multiplies_all_before_it",
             "total = total + part * unit if total >= unit else (total + part) * unit",

@@ -353,7 +353,13 @@ def test_the_newest_value_wins() -> None:
 
 @pytest.mark.parametrize(
     ("text", "whole"),
-    [("Pay 4711.", False), ("Anna pays.", False), ("Anna pays 4711 euros.", True), ("It was 4711", True)],
+    [
+        ("Pay 4711.", False),
+        ("Anna pays.", False),
+        ("Anna pays 4711 euros.", True),
+        ("It was 4711", True),
+        ("3 May to 7 May it is.", True),
+    ],
 )
 def test_two_words_are_no_statement(text: str, whole: bool) -> None:
     assert is_whole(text) == whole
@@ -657,6 +663,8 @@ def test_emphasis_is_left_out() -> None:
     assert "- user: The locker of Anna is number 47 in the hall. (#1)" in shown
     shown = lines(chat("***The locker*** of Anna is number 47 in the hall."))
     assert "- user: The locker of Anna is number 47 in the hall. (#1)" in shown
+    shown = lines(chat("The locker of *Anna* is number 47, not 2 * 3 * 4, see *.txt and *.md."))
+    assert "- user: The locker of Anna is number 47, not 2 * 3 * 4, see *.txt and *.md. (#1)" in shown
 
 
 def test_signs_of_emphasis_without_an_end_are_passed_in_linear_time() -> None:
@@ -808,3 +816,120 @@ def test_a_letter_behind_a_number_is_a_unit() -> None:
     said = chat("I set the timeout of Anna's box to 45 s.", "The box of Ben holds 20 l and weighs 7 t and leaks.")
     assert "- user: I set the timeout of Anna's box to 45 s. (#1)" in lines(said)
     assert any(fact.text == "20" and fact.weight == 24.0 for fact in extract(said))
+
+
+@pytest.mark.parametrize(
+    "taken_back", ["wait no, it is 3.40.", "Sorry, I meant 3.40.", "Scratch that, we moved to 3.40."]
+)
+def test_what_is_corrected_does_not_stand_alone(taken_back: str) -> None:
+    said = chat(f"Anna's server runs version 3.31. {taken_back}")
+    assert not [fact for fact in extract(said) if fact.value == "3.31"]
+    shown = lines(said)
+    assert [line for line in shown if "3.31" in line] == [f"- user: Anna's server runs version 3.31. {taken_back} (#1)"]
+
+
+def test_in_a_chat_of_two_an_answer_comes_with_the_question_of_the_other() -> None:
+    said = (
+        "Ben: I bought the tickets of Anna for the 9:40 train.",
+        "Anna: arrives?",
+        "Ben: 13:21 in Mals",
+        "Anna: great",
+    )
+    assert '- Ben, asked "arrives?": 13:21 in Mals (#3)' in lines(chat(*said))
+    among_three = chat(*said, "Carla: I am here since 8:15.", "Carla: I go at 9:15.")
+    assert not any("asked" in line for line in lines(among_three))  # anybody may answer
+
+
+def test_a_model_s_bare_answer_comes_with_the_question() -> None:
+    shown = lines([user("How many jobs of hall 7 were hit?", id="q"), assistant("17 of 2480.", id="a")])
+    assert '- assistant, asked "How many jobs of hall 7 were hit?": 17 of 2480. (#2)' in shown
+
+
+def test_a_speaker_goes_on_in_the_next_message() -> None:
+    said = (
+        "Ben: The owner is called Holzner",
+        "Ben: she wants a deposit of 200 euros",
+        "Anna: ok",
+        "Ben: she has 7 rooms",
+    )
+    shown = lines(chat(*said))
+    assert "- Ben: The owner is called Holzner. she wants a deposit of 200 euros (#2)" in shown
+    assert "- Ben: she has 7 rooms (#4)" in shown  # something else was said before
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "The template is in mails/sorry.txt. Don't send it before Anna approves!",
+            "The template is in mails/sorry.txt. Don't send it before Anna approves!",
+        ),
+        (
+            "Migrations are in migrations/, numbered. Next is 0031. Never change an existing one.",
+            "Migrations are in migrations/, numbered. Next is 0031. Never change an existing one.",
+        ),
+        (
+            f"Anna's {'long ' * 33}list of wishes is in hall 7. Next is 0031. It needs 45 days.",
+            "Next is 0031. It needs 45 days.",
+        ),
+    ],
+)
+def test_a_sentence_that_names_nothing_comes_with_those_before_it(text: str, line: str) -> None:
+    assert f"- user: {line} (#1)" in lines(chat(text))
+
+
+def test_an_address_has_no_verb() -> None:
+    said = [assistant("Shall I send the 17 mails now?", id="q"), user("From billing@acme.example, after 8:00.", id="a")]
+    assert '- user, asked "Shall I send the 17 mails now?": From billing@acme.example, after 8:00. (#2)' in lines(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "decides"),
+    [
+        ("Ms Holzner changed the code to 9042.", True),
+        ("The train is moved by 20 minutes.", True),
+        ("A change by Anna costs 45 euros.", False),
+    ],
+)
+def test_a_change_of_a_value_is_a_decision(text: str, decides: bool) -> None:
+    assert any(f.kind == "statement" for f in extract(chat(text))) == decides
+
+
+@pytest.mark.parametrize(("text", "name"), [("we take PayPal only", "PayPal"), ("we ask Anna Meyer", "Anna Meyer")])
+def test_a_name_is_whole(text: str, name: str) -> None:
+    assert [fact.text for fact in extract(chat(text)) if fact.kind == "name"] == [name]
+
+
+def test_a_label_is_no_name() -> None:
+    assert not [fact for fact in extract(chat("Payments:\n- Method: cards\n- Payout: 7 days")) if fact.kind == "name"]
+    assert [f.key for f in extract(chat("Payments:\n- Method: cards\n- Payout: weekly")) if f.text == "cards"] == [
+        "Method"
+    ]
+
+
+PYTEST = """\
+    def test_a_lease_ends(db):
+>       assert claim(db, "b") is not None
+E       assert None is not None
+
+tests/test_queue.py:58: AssertionError
+FAILED tests/test_queue.py::test_a_lease_ends - assert None is not None
+1 failed in 3.21s"""
+
+
+def test_a_failure_that_names_its_file_comes_first() -> None:
+    shown = "\n".join(lines(tool_run("run_tests", PYTEST, command="make check")))
+    assert "- run_tests: tests/test_queue.py:58: AssertionError" in shown
+    assert "E assert None" not in shown
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        'Traceback (most recent call last):\n  File "app.py", line 9, in main\n    raise LimitError("the limit is 99")\n',
+        "\tat org.shop.Limits.check(Limits.java:99)\n\tat org.shop.Main.main(Main.java:12)\n",
+    ],
+)
+def test_the_calls_of_a_traceback_are_no_facts(calls: str) -> None:
+    shown = lines(tool_run("run", f"Started hall 7 for Anna.\n{calls}Hall 7 has stopped.\n", command="go"))
+    assert not any("99" in line or "Main" in line for line in shown)

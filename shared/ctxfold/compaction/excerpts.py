@@ -68,6 +68,10 @@ _EXCEPTION = re.compile(
 # behind the number of a listing or the sign of a diff: code that raises an error, which a traceback shows above its report
 _RAISES = re.compile(r"^[ \t]*+(?:\d{1,6}[ \t]?[:|→-]?)?[ \t+-]*+(?:raise [\w.]+(?:\(|$)|throw new )")
 _FRAME = re.compile(r'^\s*File ".*", line \d+')
+# the calls that led to an exception, above or below the line that reports it
+_CALLS = re.compile(
+    r"^[ \t]*+Traceback \(most recent call last\):\n(?:[ \t]++\S.*\n)++|^[ \t]++at [^\s(]++\(.*\)\n", re.M
+)
 _PLACE_AFTER = re.compile(
     r"^\s*(?:--> |at .*[(@ ].*:\d+|\S+\.go:\d+)|^[\w./\\-]+\.\w{1,5}:\d+: (?:[A-Z]\w*(?:Error|Exception|Failed)|$)"
     r"|^[\w./-]+\.\w{1,5}:\d+:\s*$"
@@ -107,7 +111,7 @@ def referring(words: str, reference: str) -> str:
 
 
 def failure_lines(text: str) -> list[str]:
-    """Returns the lines that report a failure for certain, the surest first, at most two.
+    """Returns the lines that report a failure for certain, at most two: those that name a file first, then the surest.
 
     Lines of code that handle one, or raise an exception, report none.
     """
@@ -115,7 +119,13 @@ def failure_lines(text: str) -> list[str]:
     units = (source.unit(hit.index) for hit in _failures(source) if hit.score >= SURE)
     units = (u for u in units if not _RAISES.match(u))
     reports = (u for u in units if not code or _EXCEPTION.match(u) or u.startswith("E  ") or not is_code_line(u))
-    return [" ".join(unit.split()) for unit in islice(reports, MAX_FAILURES)]
+    lines = sorted((" ".join(unit.split()) for unit in reports), key=lambda line: _PATH.search(line) is None)
+    return lines[:MAX_FAILURES]
+
+
+def without_calls(text: str) -> str:
+    """Returns a tool's output without the calls that a traceback lists."""
+    return _CALLS.sub("", text)
 
 
 @dataclass(frozen=True, slots=True)

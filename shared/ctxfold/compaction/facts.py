@@ -33,6 +33,7 @@ from ctxfold.compaction.sentences import (
     cut,
     falters,
     is_clear,
+    is_correction,
     is_courtesy,
     is_decision,
     is_directive,
@@ -40,9 +41,9 @@ from ctxfold.compaction.sentences import (
     is_whole,
     lowered,
 )
-from ctxfold.compaction.statements import Speech, Statement, named_speakers, spoken, spoken_times, statements
+from ctxfold.compaction.statements import Speech, Statement, ending, named_speakers, spoken, spoken_times, statements
 from ctxfold.compaction.text_units import is_code, without_markers
-from ctxfold.history.terms import STOP_WORDS, sentences, terms
+from ctxfold.history.terms import STOP_WORDS, terms
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart
 
@@ -267,7 +268,7 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_StatedLine]:
     times = spoken_times(sources)
     of_output = Counter(_origin(s) for s in sources if _is_kept_line(s))
     tools: dict[str, str] = {}
-    question = ""
+    before: Speech | None = None
     for source, at in zip(sources, times, strict=True):
         message, number = message_of(source)
         if _is_kept_line(source):
@@ -286,12 +287,12 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_StatedLine]:
                 share = _share(sum(1 for text in message.text.splitlines() if text.strip()))
                 yield from _lines(speeches, message, number, role * share)
         else:
-            yield from _lines(list(spoken(message, speakers, at)), message, number, role, question, folded_speakers)
+            speeches = list(spoken(message, speakers, at))
+            yield from _lines(speeches, message, number, role, before, folded_speakers)
+            before = speeches[-1] if speeches else before
         for call in message.tool_calls:
             weight = _LOOKUP_WEIGHT if _LOOKUP.match(call.name) else _ARGUMENT_WEIGHT
             yield from _arguments(call, number, message.id, weight)
-        if message.text:
-            question = _closing_question(message.text) if message.role == "assistant" else ""
 
 
 def _share(lines: int) -> float:
@@ -338,13 +339,6 @@ def _line_with_facts(
         yield _StatedLine(line, own, statement.line.removeprefix(f"{statement.speaker}: "), topic)
 
 
-def _closing_question(text: str) -> str:
-    """Returns the question that a message ends with, "" when it ends with none."""
-    last = text.rstrip().rsplit("\n", maxsplit=1)[-1]
-    ends = sentences(last)
-    return ends[-1] if ends and ends[-1].endswith(("?", "？")) else ""
-
-
 def _records(leaves: Sequence[_Leaf], source: str, number: int, message_id: str, role: float) -> Iterator[_StatedLine]:
     """Yields the values of a document, each as part of a line that names its source and its record.
 
@@ -383,13 +377,19 @@ def _lines(
     message: Message,
     number: int,
     role: float,
-    question: str = "",
+    before: Speech | None = None,
     speakers: Collection[str] = (),
 ) -> Iterator[_StatedLine]:
+    """Yields the lines of what was said; `before` was said just before it."""
     place = 0
     for speech in speeches:
         seen: set[str] = set()
-        for statement in statements(speech, question):
+        last = ending(before) if before is not None else ""
+        is_question, is_same = last.endswith(("?", "？")), before is not None and before.speaker == speech.speaker
+        question = last if is_question and not is_same and len(speakers) <= 2 else ""  # of more, anybody may answer
+        previous = last if is_same and not is_question and is_whole(last) else ""
+        before = speech
+        for statement in statements(speech, question=question, previous=previous):
             place += 1
             line = Line(statement.line, number, message.id, place)
             literals = _literals(statement, message, speakers)
@@ -442,6 +442,8 @@ def _listed(text: str, message: Message, speakers: Collection[str]) -> Iterator[
     """Yields the fields of a statement that is a list, and the items of a list that the user wrote."""
     for part in text.split("; "):
         field = FIELD.match(part)
+        while field is not None and (inner := FIELD.match(field[2])):
+            field = inner  # behind a heading
         if field is not None and len(field[2]) <= MAX_FIELD_CHARS:
             if field[1].casefold() not in speakers:
                 yield from _field(field[2], field[1])
@@ -506,7 +508,7 @@ def _sentence(statement: Statement, message: Message, has_literal: bool) -> Iter
     kind: FactKind = "rule" if directs and not statement.named else "statement"
     if directs:
         factor = DIRECTS_OTHERS if statement.named else 1.0
-    elif is_decision(text) or (is_preference(text) and not said_by_model):
+    elif is_decision(text) or is_correction(text) or (is_preference(text) and not said_by_model):
         factor = DECIDES
     elif not has_literal and not falters(text) and content_words(text):
         is_fact = _ownership(text) > 2 and _UNSURE.search(lowered(text)) is None and message.kind != "summary"

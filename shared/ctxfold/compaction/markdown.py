@@ -19,7 +19,7 @@ LIST_MARK = re.compile(rf"^[^\S\n]*+(?:(?:>[^\S\n]++)++(?:{_MARK})?|{_MARK})", r
 _BARE_MARK = re.compile(r"^\s*(?:[-*•–#>]+|\d{1,3}[.)、]?)\s*$")
 # not `2**10`, nor `__init__.py`: names in code have no space between the signs
 _EMPHASIS = re.compile(
-    r"(?<![A-Za-z0-9_*])(\*{2,3})(?=\S)([^*]++)(?<=\S)\1(?![A-Za-z0-9_*])|(?<!\w)__(?=\S)(?=[^_\s]++\s)([^_]++)(?<=\S)__(?!\w)"
+    r"(?<![A-Za-z0-9_*])(\*{1,3})(?=[^\s*])([^*]++)(?<=\S)\1(?![A-Za-z0-9_*])|(?<!\w)__(?=\S)(?=[^_\s]++\s)([^_]++)(?<=\S)__(?!\w)"
 )
 _BOX = re.compile(r"\[([ xX])\]\s+(?=\S)")
 _LINK = re.compile(r"!?\[([^\[\]]{1,200})\]\(([^()\s]{1,500})\)")
@@ -110,7 +110,7 @@ def _in_words(line: str, *, is_item: bool) -> str:
 
 
 def _unemphasised(line: str) -> str:
-    return _EMPHASIS.sub(lambda m: m[2] or m[3], line).strip() if "**" in line or "__" in line else line.strip()
+    return _EMPHASIS.sub(lambda m: m[2] or m[3], line).strip() if "*" in line or "__" in line else line.strip()
 
 
 def _rows_as_fields(lines: Sequence[str]) -> Iterator[str]:

@@ -30,7 +30,15 @@ _NEEDS_PREVIOUS = re.compile(
     r"(?:he|she|it|they|his|her|its|their|him|them|this|that|these|those|both|so does|same)\b(?!\s+(?:is|was)\s+why)",
     re.I,
 )
-_POINTS_BACK = re.compile(r"\b(?:it|them)(?:\s*[.!…]*$|\s?[—–;])")
+_POINTS_BACK = re.compile(
+    r"\b(?:it|them|ones?)(?:\s*[.!…]*$|\s?[—–;])"
+    r"|\b(?:it|them) (?:out|up|down|on|off|in|into|to|by|before|after|until|till|from|with|for|at|there|here|too|again|now)\b"
+)
+_CORRECTS = re.compile(
+    r"(?:(?:oh|ah|hmm|oops|argh|ok|okay|no|sorry)\b[\s,.!]*)*"
+    r"(?:(?:no|sorry)\W+wait|wait\W+no|scratch that|strike that|correction|i meant|make that|my mistake)\b",
+    re.I,
+)
 _VERBS = re.compile(
     r"(?<![\w-])(?:am|is|are|was|were|be|been|has|have|had|do|does|did|can|could|will|would|shall|should|may|might|must|isn"
     r"|aren"
@@ -53,13 +61,13 @@ _VERBS = re.compile(
     r"|arrives?|departs?|belongs?|equals?|amounts?|expires?|depends?|checks?|looks?|turns?|throws?|matters?|agrees?"
     r"|decides?|chose|chooses?"
     r"|never|always|avoid|please|remember|ensure)(?![\w-])|['’](?:m|re|s|ve|ll|d|t)(?!\w)|(?<=\w)n['’]t|(?<=\s)\w{2,}(?:ed"
-    r"|ing)(?!\w)"
+    r"|ing)(?!\w|[@/.-]\w)"
 )
 _SUBJECT = re.compile(
     r"(?:I|we|you|he|she|it|they|there|this|that|these|those|my|our|the|a|an|your|his|her|their)\b|[A-Z]", re.I
 )
 _TRAILING = re.compile(  # a letter behind a number is a unit
-    r"(?:[,\-–—:({\[]|\b(?:and|or|but|the|a|an|to|of|if|that|because|with|is|was|I|where|when|which|who|whose|than|into|so"
+    r"(?:[,\-–—:({\[]|\b(?:and|or|but|the|a|an|to|of|if|that|because|with|(?<!\bit\s)(?:is|was)|I|where|when|which|who|whose|than|into|so"
     r"|my|our|your|their|every|very)|(?<!\d)\s(?-i:[c-hjlmo-qstvw]))\s*[.…]*$",
     re.I,
 )
@@ -74,7 +82,7 @@ _FILLER = re.compile(
     re.I,
 )
 _OPENER = re.compile(
-    r"^(?:(?:by the way|anyway|also|oh|ah|well|so|and|but|now|ok(?:ay)?|yes|yeah|actually|basically|i mean|you know|you see"
+    r"^(?:(?:by the way|anyway|also|oh|ah|hmm|well|so|and|but|now|ok(?:ay)?|yes|yeah|actually|basically|i mean|you know|you see"
     r"|like i said"
     r"|as i said|speaking of which|on another note|for the record|fyi|btw|just so you know)\b[\s,.:]+)+(?=\S)",
     re.I,
@@ -137,6 +145,7 @@ _DECISION = re.compile(
     r"\b(?:(?:I|we|they|he|she|[A-Z]\w+) (?:have |has |had |['’]ve )?(?:all )?(?:decided|agreed|settled on|chose|chosen"
     r"|approved|confirmed"
     r"|cancell?ed|booked|scheduled|postponed|signed|promised|committed to|voted)"
+    r"|(?:changed|moved|switched|rescheduled|postponed|raised|lowered|reduced)\b[^.!?]{0,60}?\b(?:to|from|by)\s(?:\w+\s){0,2}\S{0,20}\d"
     r"|(?:is|are|was|were|been) (?:decided|agreed|approved|confirmed|cancell?ed|booked|scheduled|postponed|moved to)"
     r"|let['’]s (?:go with|use|meet|take|keep|move|start)|we (?:['’]ll|will|shall) (?:go with|use|meet|take)"
     r"|I(?:['’]?ll| will) (?:take|go with|book|buy|send|bring|pay|deliver|ship|prepare)|the (?:plan|deal|decision) is)\b"
@@ -297,9 +306,14 @@ def falters(text: str) -> bool:
     return sum(1 for _ in _HESITATION.finditer(text)) >= MAX_HESITATIONS
 
 
+def is_correction(text: str) -> bool:
+    """Tells whether a sentence takes back what was said just before it."""
+    return _CORRECTS.match(text) is not None
+
+
 def needs_previous(text: str) -> bool:
-    """Tells whether a sentence begins with a pronoun, or is a short one about "it" or "them"."""
-    if _NEEDS_PREVIOUS.match(text):
+    """Tells whether a sentence begins with a pronoun, is a short one about "it" or "them", or names nothing."""
+    if _NEEDS_PREVIOUS.match(text) or not content_words(text):
         return True
     return len(text) <= MAX_POINTING_CHARS and _POINTS_BACK.search(lowered(text)) is not None
 

@@ -13,11 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from ctxfold.compaction.markdown import blocks, without_code
+from ctxfold.compaction.excerpts import without_calls
+from ctxfold.compaction.markdown import LIST_MARK, blocks, without_code
 from ctxfold.compaction.sentences import (
     GENERIC,
     MAX_CHARS,
     clauses,
+    is_correction,
     is_whole,
     needs_previous,
     plain,
@@ -143,7 +145,9 @@ def spoken(message: Message, speakers: frozenset[str], at: datetime | None = Non
     lines: list[str] = []
     words = message.text if message.kind != "summary" else ARCHIVED_NOTE.sub("", message.text)
     words = without_markers(words)
-    if message.role != "tool" and message.kind != "summary":
+    if message.role == "tool":
+        words = without_calls(words)
+    elif message.kind != "summary":
         words = without_code(words)
     for raw in strip_control_chars(words).splitlines():
         line, own_at = raw, None
@@ -165,10 +169,16 @@ def spoken(message: Message, speakers: frozenset[str], at: datetime | None = Non
         yield Speech(speaker, "\n".join(lines), named, when)
 
 
-def statements(speech: Speech, question: str) -> list[Statement]:
-    """Returns the statements and fragments of what somebody said, in order. `question` is what it answers, if anything."""
+def statements(speech: Speech, *, question: str = "", previous: str = "") -> list[Statement]:
+    """Returns the statements and fragments of what somebody said, in order.
+
+    `question` is what it answers, and `previous` what the same speaker said just before, if anything.
+    """
     result: list[Statement] = []
-    previous = ""
+    known: tuple[str, ...] = (
+        previous,
+    )  # what was said before: as far back as it belongs together, and the last sentence alone
+    begun = 0  # of the statements, those of the sentence before
     for block in blocks(speech.text):
         for sentence in split_sentences(block):
             text = plain(sentence)
@@ -176,19 +186,33 @@ def statements(speech: Speech, question: str) -> list[Statement]:
                 continue
             asks = text.endswith(("?", "？"))
             whole = is_whole(text)
-            context = ""
-            if whole and previous and needs_previous(text) and len(previous) + len(text) < MAX_CHARS:
-                context = previous
+            corrects = is_correction(text)
+            needs = corrects or (whole and needs_previous(text))
+            context = next((c for c in known if needs and len(c) + len(text) < MAX_CHARS), "")
+            if context and context[-1].isalnum():
+                context += "."
+            if corrects and context:
+                del result[begun:]  # what is corrected does not stand alone
+                whole = True
+            begun = len(result)
+            answers = question and not result and not context and not whole
             for clause in clauses(text) if len(text) > MAX_CHARS else (text,):
                 shown = _dated(without_opener(clause) if whole and not asks else clause, speech.at)
                 words = f"{_dated(context, speech.at)} {shown}" if context else shown
-                if not whole and not result and question and len(question) + len(words) < MAX_CHARS:
-                    line = f'{speech.speaker or "user"}, asked "{question}": {words}'
-                else:
-                    line = f"{speech.speaker}: {words}" if speech.speaker else words
-                result.append(Statement(shown, line, speech.speaker, speech.named, whole and is_whole(clause), asks))
-            previous = text if whole and not asks else ""
+                if answers and len(question) + len(words) < MAX_CHARS:
+                    words = f'{speech.speaker or "user"}, asked "{question}": {words}'
+                elif speech.speaker:
+                    words = f"{speech.speaker}: {words}"
+                result.append(Statement(shown, words, speech.speaker, speech.named, whole and is_whole(clause), asks))
+            known = (f"{context} {text}".lstrip(), text) if whole and not asks else ("",)
     return result
+
+
+def ending(speech: Speech) -> str:
+    """Returns the last sentence of what somebody said."""
+    *_, last = speech.text.rstrip().splitlines()
+    *_, sentence = split_sentences(last)
+    return plain(LIST_MARK.sub("", sentence))
 
 
 def _stamp(line: str) -> re.Match[str] | None:
