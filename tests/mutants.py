@@ -2773,6 +2773,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/facts.py",
         (
+            "records_without_an_identifier_are_one",
+            "if subject.value or len(records)",
+            "if True or len(records)",
+            "compaction/test_statements.py::test_records_of_a_list_are_told_apart_without_an_identifier",
+        ),
+        (
+            "a_second_failure_counts_in_full",
+            "FAILURE / (place + 1)",
+            "FAILURE",
+            "compaction/test_statements.py::test_of_two_failures_the_surest_comes_first",
+        ),
+        (
             "nobody_answers_another",
             "question = last if is_question and not is_same and len(speakers) <= 2",
             'question = "" if is_question and not is_same and len(speakers) <= 2',
@@ -2920,6 +2932,24 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/sentences.py",
         (
+            "mine_is_a_name",
+            "|him|them|mine|yours|ours|",
+            "|him|them|",
+            "compaction/test_statements.py::test_a_sentence_that_names_nothing_comes_with_those_before_it",
+        ),
+        (
+            "a_sentence_that_ends_with_them_has_no_subject",
+            "named <= MAX_NAMED and",
+            "True and",
+            "compaction/test_statements.py::test_a_sentence_with_a_subject_may_end_with_them",
+        ),
+        (
+            "a_participle_at_the_beginning_is_no_verb",
+            "(?:(?<=\\s)|^(?=\\w+ed\\b))",
+            "(?<=\\s)",
+            "compaction/test_statements.py::test_a_sentence_may_begin_with_what_was_done",
+        ),
+        (
             "nothing_is_taken_back",
             "return _CORRECTS.match(text) is not None",
             "return False",
@@ -2927,8 +2957,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_sentence_that_names_nothing_stands_alone",
-            "or not content_words(text):",
-            "or False:",
+            "return named == 0 or",
+            "return",
             "compaction/test_statements.py::test_a_sentence_that_names_nothing_comes_with_those_before_it",
         ),
         (
@@ -3011,8 +3041,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "it_stands_without_what_it_means",
-            "return len(text) <= MAX_POINTING_CHARS and _POINTS_BACK.search(lowered(text)) is not None",
-            "return False",
+            "(named <= MAX_NAMED and _POINTS_BACK.search(lowered(text)) is not None)",
+            "False",
             "compaction/test_statements.py::test_a_short_sentence_about_it_comes_with_what_it_is",
         ),
         (
@@ -3159,6 +3189,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "compaction/statements.py",
+        (
+            "an_answer_that_begins_with_a_number_is_clear",
+            "(not whole or text[:1].isdigit())",
+            "not whole",
+            "compaction/test_statements.py::test_in_a_chat_of_two_an_answer_comes_with_the_question_of_the_other",
+        ),
         (
             "what_is_corrected_stands_alone",
             "del result[begun:]",

@@ -836,6 +836,14 @@ def test_in_a_chat_of_two_an_answer_comes_with_the_question_of_the_other() -> No
         "Anna: great",
     )
     assert '- Ben, asked "arrives?": 13:21 in Mals (#3)' in lines(chat(*said))
+    said = ("Anna: so the hairdresser of hall 7 comes at 7?", "Ben: 7:15, I called her", "Anna: great", "Ben: right")
+    assert '- Ben, asked "so the hairdresser of hall 7 comes at 7?": 7:15, I called her (#2)' in lines(chat(*said))
+    said = (
+        "Ben: I bought the tickets of Anna for the 9:40 train.",
+        "Anna: arrives?",
+        "Ben: 13:21 in Mals",
+        "Anna: great",
+    )
     among_three = chat(*said, "Carla: I am here since 8:15.", "Carla: I go at 9:15.")
     assert not any("asked" in line for line in lines(among_three))  # anybody may answer
 
@@ -867,6 +875,10 @@ def test_a_speaker_goes_on_in_the_next_message() -> None:
         (
             "Migrations are in migrations/, numbered. Next is 0031. Never change an existing one.",
             "Migrations are in migrations/, numbered. Next is 0031. Never change an existing one.",
+        ),
+        (
+            "Anna's passport is in hall 7. Mine expires on 2 June.",
+            "Anna's passport is in hall 7. Mine expires on 2 June.",
         ),
         (
             f"Anna's {'long ' * 33}list of wishes is in hall 7. Next is 0031. It needs 45 days.",
@@ -933,3 +945,29 @@ def test_a_failure_that_names_its_file_comes_first() -> None:
 def test_the_calls_of_a_traceback_are_no_facts(calls: str) -> None:
     shown = lines(tool_run("run", f"Started hall 7 for Anna.\n{calls}Hall 7 has stopped.\n", command="go"))
     assert not any("99" in line or "Main" in line for line in shown)
+
+
+def test_records_of_a_list_are_told_apart_without_an_identifier() -> None:
+    trucks = [{"plate": "HH-KV 2207", "since": "2025-02-04"}, {"plate": "B-TR 101", "unit": "miles"}]
+    shown = lines(tool_run("http_get", json.dumps({"trucks": trucks}), url="/trucks"))
+    line = "http_get: plate HH-KV 2207, trucks since 2025-02-04; plate B-TR 101, trucks unit miles (#3)"
+    assert f"- {line}" in shown
+    boxes = [{"litres": 20, "open": True}, {"litres": 45, "open": False}]
+    shown = lines(tool_run("http_get", json.dumps({"boxes": boxes}), url="/boxes"))
+    assert "- http_get: boxes 1, boxes litres 20; boxes 2, boxes litres 45 (#3)" in shown
+
+
+def test_of_two_failures_the_surest_comes_first() -> None:
+    output = "src/card.tsx(14,22): error TS2339: Property 'alert' does not exist.\nError: exit code 2.\n"
+    facts = [fact for fact in extract(tool_run("run", output, command="go")) if fact.kind == "statement"]
+    assert facts[0].weight == 2 * facts[1].weight
+
+
+def test_a_sentence_with_a_subject_may_end_with_them() -> None:
+    said = chat("The hall is closed.", "My aunt is allergic to sesame, please tell them.")
+    assert "- user: My aunt is allergic to sesame, please tell them. (#2)" in lines(said)
+
+
+def test_a_sentence_may_begin_with_what_was_done() -> None:
+    assert is_whole("booked, TAP 553, confirmation QZ81LM")
+    assert not is_whole("red shoes, size 43")

@@ -369,7 +369,7 @@ def _failures(message: Message, tool: str, number: int, role: float) -> Iterator
     for place, failure in enumerate(failure_lines(message.text)):
         text = cut(failure)
         line = Line(f"{tool}: {text}", number, message.id, place)
-        yield _StatedLine(line, _placed([(new_fact("statement", text, ""), FAILURE)], line, role))
+        yield _StatedLine(line, _placed([(new_fact("statement", text, ""), FAILURE / (place + 1))], line, role))
 
 
 def _lines(
@@ -603,8 +603,9 @@ def _leaves(data: Any, key: str, subject: _Subject) -> Iterator[_Leaf]:
                     value, parent if keyed else f"{parent} {name}".strip(), _Subject(name) if keyed else subject
                 )
         case list():
-            for value in data:  # pyright: ignore[reportUnknownVariableType]
-                yield from _leaves(value, key, subject)
+            items: list[Any] = data  # pyright: ignore[reportUnknownVariableType]
+            for value, own in zip(items, _subjects(items, key, subject), strict=True):
+                yield from _leaves(value, key, own)
         case bool() | None:
             return
         case int() | float():
@@ -617,6 +618,18 @@ def _leaves(data: Any, key: str, subject: _Subject) -> Iterator[_Leaf]:
             yield _Leaf(facts, subject.label, entry)
         case _:
             return
+
+
+def _subjects(items: Sequence[Any], key: str, subject: _Subject) -> Sequence[_Subject]:
+    """Returns the subject of each item of a list: for records of no named thing, a text that tells them apart, or a number."""
+    records: list[dict[str, Any]] = [item for item in items if isinstance(item, dict)]
+    if subject.value or len(records) < max(2, len(items)):
+        return [subject] * len(items)
+    for name in records[0]:
+        values = {v for record in records if isinstance(v := record.get(name), str) and 0 < len(v) <= MAX_ITEM_CHARS}
+        if len(values) == len(records):
+            return [_Subject(record[name], name) for record in records]
+    return [_Subject(str(number), key or "item") for number in range(1, len(items) + 1)]
 
 
 def _leaf_text(text: str, key: str) -> Iterator[Fact]:

@@ -11,8 +11,7 @@ from ctxfold.history.terms import CJK, DATE_GOES_ON, stretches, terms
 MAX_CHARS = 220  # of a statement; of a longer sentence the clauses with a subject stand alone
 MIN_WORDS = 3
 MAX_HESITATIONS = 2  # repeated words, broken words and "uh" that make a sentence hard to read
-# of a sentence with "it" that says nothing without the one before; a longer one names its subject
-MAX_POINTING_CHARS = 60
+MAX_NAMED = 2  # content words of a sentence with "it" that says nothing without the one before
 MAX_WISH_CHARS = 90  # of a sentence that states a preference; longer ones tell a story
 MAX_TRAILING_CHARS = 8  # of the word that a sentence breaks off with
 # patterns of lower-case words without `re.I` are searched in `lowered` text
@@ -27,7 +26,8 @@ _SPACE_BEFORE = re.compile(r" ([.,!?;])(?= |$)")
 _TWO_SIGNS = re.compile(r"[;,:!?.]\s*[;,:!?.]")
 _DOUBLED = re.compile(r"([;,:!?])(?:\s*\1)+(?=\s|$)|(?<=\w)\s*\.(?:\s*\.)+(?=\s|$)")
 _NEEDS_PREVIOUS = re.compile(
-    r"(?:he|she|it|they|his|her|its|their|him|them|this|that|these|those|both|so does|same)\b(?!\s+(?:is|was)\s+why)",
+    r"(?:he|she|it|they|his|hers?|its|theirs?|him|them|mine|yours|ours|this|that|these|those|both|so does|same)\b"
+    r"(?!\s+(?:is|was)\s+why)",
     re.I,
 )
 _POINTS_BACK = re.compile(
@@ -60,7 +60,7 @@ _VERBS = re.compile(
     r"|feels?|felt|drives?|drove"
     r"|arrives?|departs?|belongs?|equals?|amounts?|expires?|depends?|checks?|looks?|turns?|throws?|matters?|agrees?"
     r"|decides?|chose|chooses?"
-    r"|never|always|avoid|please|remember|ensure)(?![\w-])|['’](?:m|re|s|ve|ll|d|t)(?!\w)|(?<=\w)n['’]t|(?<=\s)\w{2,}(?:ed"
+    r"|never|always|avoid|please|remember|ensure)(?![\w-])|['’](?:m|re|s|ve|ll|d|t)(?!\w)|(?<=\w)n['’]t|(?:(?<=\s)|^(?=\w+ed\b))\w{2,}(?:ed"
     r"|ing)(?!\w|[@/.-]\w)"
 )
 _SUBJECT = re.compile(
@@ -312,10 +312,11 @@ def is_correction(text: str) -> bool:
 
 
 def needs_previous(text: str) -> bool:
-    """Tells whether a sentence begins with a pronoun, is a short one about "it" or "them", or names nothing."""
-    if _NEEDS_PREVIOUS.match(text) or not content_words(text):
+    """Tells whether a sentence begins with a pronoun, names nothing, or names little and something as "it" or "them"."""
+    if _NEEDS_PREVIOUS.match(text):
         return True
-    return len(text) <= MAX_POINTING_CHARS and _POINTS_BACK.search(lowered(text)) is not None
+    named = len(content_words(text))
+    return named == 0 or (named <= MAX_NAMED and _POINTS_BACK.search(lowered(text)) is not None)
 
 
 @lru_cache(maxsize=8_192)
