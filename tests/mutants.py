@@ -2773,6 +2773,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/facts.py",
         (
+            "a_question_makes_nothing_clear",
+            'alone = statement.line.removeprefix(f"{statement.speaker}: ") == text',
+            'alone = statement.line.endswith(f": {text}")',
+            "compaction/test_statements.py::test_an_answer_about_her_comes_with_the_question",
+        ),
+        (
             "records_without_an_identifier_are_one",
             "if subject.value or len(records)",
             "if True or len(records)",
@@ -3190,9 +3196,15 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/statements.py",
         (
+            "an_answer_about_her_is_clear",
+            "(needs or not whole or text",
+            "(not whole or text",
+            "compaction/test_statements.py::test_an_answer_about_her_comes_with_the_question",
+        ),
+        (
             "an_answer_that_begins_with_a_number_is_clear",
-            "(not whole or text[:1].isdigit())",
-            "not whole",
+            "(needs or not whole or text[:1].isdigit())",
+            "(needs or not whole)",
             "compaction/test_statements.py::test_in_a_chat_of_two_an_answer_comes_with_the_question_of_the_other",
         ),
         (

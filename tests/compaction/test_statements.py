@@ -971,3 +971,13 @@ def test_a_sentence_with_a_subject_may_end_with_them() -> None:
 def test_a_sentence_may_begin_with_what_was_done() -> None:
     assert is_whole("booked, TAP 553, confirmation QZ81LM")
     assert not is_whole("red shoes, size 43")
+
+
+def test_an_answer_about_her_comes_with_the_question() -> None:
+    said = [
+        assistant("What was the physio's name?", id="q"),
+        user("Her name is Dana Wolff, see you on 12 March.", id="a"),
+    ]
+    line = 'user, asked "What was the physio\'s name?": Her name is Dana Wolff, see you on 12 March.'
+    assert f"- {line} (#2)" in lines(said)
+    assert [fact.weight for fact in extract(said) if fact.text == "12 March"] == [9.0]  # as much as a clear sentence

@@ -469,7 +469,7 @@ def _factor(statement: Statement) -> float:
 def _clearness(statement: Statement) -> float:
     """Returns a factor: half for a sentence that falters, or that needs the one before it and does not come with it."""
     text = statement.text
-    alone = statement.line.endswith(f": {text}")
+    alone = statement.line.removeprefix(f"{statement.speaker}: ") == text
     return 1.0 if is_clear(text) or not (alone or falters(text)) else 0.5
 
 
