@@ -3197,15 +3197,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "compaction/statements.py",
         (
             "an_answer_about_her_is_clear",
-            "(needs or not whole or text",
-            "(not whole or text",
-            "compaction/test_statements.py::test_an_answer_about_her_comes_with_the_question",
-        ),
-        (
-            "an_answer_that_begins_with_a_number_is_clear",
-            "(needs or not whole or text[:1].isdigit())",
             "(needs or not whole)",
-            "compaction/test_statements.py::test_in_a_chat_of_two_an_answer_comes_with_the_question_of_the_other",
+            "(not whole)",
+            "compaction/test_statements.py::test_an_answer_about_her_comes_with_the_question",
         ),
         (
             "what_is_corrected_stands_alone",

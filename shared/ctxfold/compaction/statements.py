@@ -195,7 +195,7 @@ def statements(speech: Speech, *, question: str = "", previous: str = "") -> lis
                 del result[begun:]  # what is corrected does not stand alone
                 whole = True
             begun = len(result)
-            answers = question and not result and not context and (needs or not whole or text[:1].isdigit())
+            answers = question and not result and not context and (needs or not whole)
             for clause in clauses(text) if len(text) > MAX_CHARS else (text,):
                 shown = _dated(without_opener(clause) if whole and not asks else clause, speech.at)
                 words = f"{_dated(context, speech.at)} {shown}" if context else shown
