@@ -235,11 +235,53 @@ def test_there_are_no_stamps_and_no_fragments() -> None:
         ("The parcel arrived last Friday.", "last Friday (2024-04-26)"),
         ("The rent is due in two weeks.", "in two weeks (2024-05-15)"),
         ("We signed the lease 3 days ago.", "3 days ago (2024-04-28)"),
+        ("The parcel arrived on Friday.", "on Friday (2024-04-26)"),
+        ("On Friday they gave Anna a key.", "On Friday (2024-04-26)"),
+        ("They gave Anna a key, on Friday a desk by the window.", "on Friday (2024-04-26)"),
+        ("The parcel which arrived on Friday is open.", "on Friday (2024-04-26)"),
+        ("Ben went to Oslo on Friday.", "on Friday (2024-04-26)"),
+        ("Anna came to see the flat on Friday.", "on Friday (2024-04-26)"),
+        ("Ben had to pay 40 euros on Friday.", "on Friday (2024-04-26)"),
+        ("The shop wasn't open on Friday.", "on Friday (2024-04-26)"),
+        ("Anna decided to leave on Friday.", "on Friday (2024-05-03)"),
+        ("Ben said that he would pay on Friday.", "on Friday (2024-05-03)"),
+        ("The parcel is delivered on Friday.", "on Friday (2024-05-03)"),
+        ("We've got a meeting in Bonn on Friday.", "on Friday (2024-05-03)"),
+        ("They'll open the new office on Friday.", "on Friday (2024-05-03)"),
+        ("The visit of the engineer is planned on Friday.", "on Friday (2024-05-03)"),
+        ("I signed the lease, and on Friday I get the key.", "on Friday (2024-05-03)"),
+        ("They gave Anna a key, on Friday they let Ben in.", "on Friday (2024-04-26)"),
+        ("The owner of the flat's sister came on Wednesday.", "on Wednesday (2024-04-24)"),
+        ("The parcel arrived last Wednesday.", "last Wednesday (2024-04-24)"),
+        ("We moved Anna to the bigger office on Friday.", "on Friday (2024-04-26)"),
+        ("The delivery was put off until Friday.", "until Friday (2024-04-26 or 2024-05-03)"),
     ],
 )
 def test_words_for_days_come_with_their_date(words: str, date: str) -> None:
     stamped = chat(f"[2024-05-01 10:20] Anna: {words}", "[2024-05-01 10:21] Ben: That is fine with me.")
     assert any(date in line for line in lines(stamped))
+
+
+def test_a_note_in_brackets_is_not_what_somebody_said() -> None:
+    shown = lines(
+        chat(
+            "Anna: [The office, Thursday. Ben is in the ironed shirt; everybody stands at the door.] My locker is 41.",
+            "Ben: [Ben sits down.] The code of the safe is 4711.",
+            "Anna: The code of the bike is 12. [It hangs in the hall.",
+            "Ben: I wrote it down.",
+        )
+    )
+    assert "- Anna: My locker is 41. (#1)" in shown
+    assert "- Ben: The code of the safe is 4711. (#2)" in shown
+    assert "- Anna: The code of the bike is 12. (#3)" in shown
+    assert not any("ironed" in line or "sits" in line for line in shown)
+
+
+def test_how_long_something_took_is_no_date() -> None:
+    shown = "\n".join(
+        lines(chat("[2024-05-01 10:20] Anna: We drove to Oslo in two days.", "[2024-05-01 10:21] Ben: All right."))
+    )
+    assert "in two days." in shown
 
 
 def test_without_the_time_of_the_message_there_is_no_date() -> None:

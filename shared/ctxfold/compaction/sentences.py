@@ -192,7 +192,8 @@ _ALSO_LATIN = str.maketrans("İıſ", "iis")  # which `re.I` takes for these let
 
 
 def split_sentences(block: str) -> Iterator[str]:
-    """Yields the sentences of a block in order; abbreviations, ordinal numbers of dates and numbers of items end none."""
+    """Yields the sentences of a block in order; abbreviations, ordinal numbers of dates, numbers of items and what stands
+    in square brackets end none."""
     for stretch in (block,) if len(block) <= 2_000 else stretches(block):
         start = 0
         for match in _END.finditer(stretch):
@@ -200,6 +201,13 @@ def split_sentences(block: str) -> Iterator[str]:
                 continue
             before = stretch[max(start, match.start() - NUMBER_CHARS) : match.start()]
             if DATE_GOES_ON.match(stretch, match.start()) or _NUMBER_ALONE.search(before):
+                continue
+            opened = stretch.rfind("[", start, match.start())
+            if (
+                opened >= 0
+                and stretch[opened + 1].isalpha()
+                and 0 <= stretch.find("]", opened) - match.end() < MAX_CHARS
+            ):
                 continue
             yield stretch[start : match.end()]
             start = match.end()

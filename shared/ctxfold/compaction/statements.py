@@ -11,8 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
+from ctxfold.compaction.dates import with_dates
 from ctxfold.compaction.excerpts import without_calls
 from ctxfold.compaction.markdown import LIST_MARK, blocks, without_code
 from ctxfold.compaction.sentences import (
@@ -49,17 +50,6 @@ _NO_SPEAKERS = frozenset(
 )
 # what a summary without facts says; nobody said it, so the next summary does not repeat it
 ARCHIVED_NOTE = re.compile(r"^(\d{1,18}) earlier messages are archived\.$", re.M)
-_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_WHEN = re.compile(
-    rf"\b(?:(?P<near>today|tonight|tomorrow|yesterday|the day after tomorrow|the day before yesterday|this (?:morning"
-    rf"|afternoon|evening))"
-    rf"|(?P<which>next|last|this|on|by|until|till|before|coming)\s(?P<day>{'|'.join(_DAYS)})"
-    r"|in (?P<ahead>\d{1,3}|a|an|one|two|three|four|five|six|seven|ten) (?P<ahead_unit>days?|weeks?)"
-    r"|(?P<back>\d{1,3}|a|an|one|two|three|four|five|six|seven|ten) (?P<back_unit>days?|weeks?) ago)\b(?!\s*\(\d{4}-|['’]s\b)",
-    re.I,
-)
-_COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "ten": 10}
-_NEAR_DAYS = {"tomorrow": 1, "yesterday": -1, "the day after tomorrow": 2, "the day before yesterday": -2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +187,8 @@ def statements(speech: Speech, *, question: str = "", previous: str = "") -> lis
             begun = len(result)
             answers = question and not result and not context and (needs or not whole)
             for clause in clauses(text) if len(text) > MAX_CHARS else (text,):
-                shown = _dated(without_opener(clause) if whole and not asks else clause, speech.at)
-                words = f"{_dated(context, speech.at)} {shown}" if context else shown
+                shown = with_dates(without_opener(clause) if whole and not asks else clause, speech.at)
+                words = f"{with_dates(context, speech.at)} {shown}" if context else shown
                 if answers and len(question) + len(words) < MAX_CHARS:
                     words = f'{speech.speaker or "user"}, asked "{question}": {words}'
                 elif speech.speaker:
@@ -263,31 +253,3 @@ def spoken_times(sources: Sequence[Entry | Message]) -> list[datetime | None]:
         is_live = at_s > 0 and all(abs(at_s - s) >= LIVE_S for s in neighbours_s)
         times.append(datetime.fromtimestamp(at_s, UTC) if is_live else None)
     return times
-
-
-def _dated(text: str, at: datetime | None) -> str:
-    """Returns the text with the dates that its words mean, seen from the time when it was said."""
-    if at is None:
-        return text
-    return _WHEN.sub(lambda match: f"{match[0]} ({_date(match, at)})" if _date(match, at) else match[0], text)
-
-
-def _date(match: re.Match[str], at: datetime) -> str:
-    if match["near"]:
-        days = _NEAR_DAYS.get(match["near"].casefold(), 0)
-    elif match["day"]:
-        weekday, which = _DAYS.index(match["day"].casefold()), match["which"].casefold()
-        days_ahead = (weekday - at.weekday()) % 7 or 7
-        if which == "next" and days_ahead + at.weekday() < 7:  # of this week or of the next: people mean either
-            return f"{at + timedelta(days_ahead):%Y-%m-%d} or {at + timedelta(days_ahead + 7):%Y-%m-%d}"
-        days = days_ahead - 7 if which == "last" else days_ahead
-    elif match["ahead"]:
-        days = _days(match["ahead"], match["ahead_unit"])
-    else:
-        days = -_days(match["back"], match["back_unit"])
-    return f"{at + timedelta(days):%Y-%m-%d}"
-
-
-def _days(count: str, unit: str) -> int:
-    number = int(count) if count.isdigit() else _COUNTS[count.casefold()]
-    return number * (7 if unit.casefold().startswith("week") else 1)
