@@ -53,6 +53,96 @@ def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
 
 MUTANTS: tuple[Mutant, ...] = (
     *_of(
+        "compaction/dates.py",
+        (
+            "a_weekday_of_a_past_verb_has_been",
+            'which in ("on", "this") and _is_past(match)',
+            'which in ("on", "this") and False',
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
+            "last_friday_is_not_today",
+            "last = days - 7 or -7",
+            "last = days - 7",
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
+            "a_day_of_the_month_says_which_monday",
+            "if number := _DAY_OF_MONTH.match(match.string, match.end()):",
+            "if (number := _DAY_OF_MONTH.match(match.string, match.end())) and False:",
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
+            "until_friday_in_the_past_is_either",
+            'which in ("by", "until", "till", "before") and _is_past(match)',
+            'which in ("by", "until", "till", "before") and False',
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
+            "how_long_something_took_is_no_date",
+            "if _is_past(match) is False else",
+            "if True else",
+            "compaction/test_statements.py::test_how_long_something_took_is_no_date",
+        ),
+        (
+            "a_clause_without_a_verb_goes_by_the_one_before",
+            'near += reversed(_tenses(" ".join(others)))',
+            "pass",
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
+            "another_verb_is_in_the_present",
+            "and words.isdisjoint(_EITHER):",
+            "and False:",
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
+            "a_verb_of_either_tense_tells_nothing",
+            " and words.isdisjoint(_EITHER):",
+            ":",
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
+            "is_delivered_lies_ahead",
+            "_BEFORE_PARTICIPLES).isdisjoint(before))",
+            "_BEFORE_PARTICIPLES).isdisjoint([]))",
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
+            "decided_to_leave_lies_ahead",
+            "_BEFORE_PLACES.isdisjoint(before[-1:])",
+            "False",
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
+            "moved_to_the_office_is_past",
+            "_BEFORE_NOUNS.isdisjoint(following)",
+            "True",
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
+            "went_to_oslo_is_past",
+            " and _BEFORE_PLACES.isdisjoint(before[-1:])",
+            "",
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
+            "a_possessive_is_no_verb",
+            'if tail in _ENDINGS and (tail != "s" or head in _IS_SHORT):',
+            "if tail in _ENDINGS:",
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+    ),
+    *_of(
+        "compaction/sentences.py",
+        (
+            "a_note_in_brackets_is_one_sentence",
+            "if any(first < match.end() < end for first, end in notes):",
+            "if False:",
+            "compaction/test_statements.py::test_a_note_in_brackets_is_not_what_somebody_said",
+        ),
+    ),
+    *_of(
         "backends/anthropic/request.py",
         (
             "a_schema_of_the_answer_replaces_the_effort",

@@ -252,6 +252,8 @@ def test_there_are_no_stamps_and_no_fragments() -> None:
         ("I signed the lease, and on Friday I get the key.", "on Friday (2024-05-03)"),
         ("They gave Anna a key, on Friday they let Ben in.", "on Friday (2024-04-26)"),
         ("The owner of the flat's sister came on Wednesday.", "on Wednesday (2024-04-24)"),
+        ("We signed the lease last Sunday, the 21st of April.", "last Sunday (2024-04-21), the 21st"),
+        ("The visit of the engineer is on Monday the 13th.", "on Monday (2024-05-13) the 13th"),
         ("The parcel arrived last Wednesday.", "last Wednesday (2024-04-24)"),
         ("We moved Anna to the bigger office on Friday.", "on Friday (2024-04-26)"),
         ("The delivery was put off until Friday.", "until Friday (2024-04-26 or 2024-05-03)"),
@@ -282,6 +284,16 @@ def test_how_long_something_took_is_no_date() -> None:
         lines(chat("[2024-05-01 10:20] Anna: We drove to Oslo in two days.", "[2024-05-01 10:21] Ben: All right."))
     )
     assert "in two days." in shown
+    shown = "\n".join(
+        lines(chat("[2024-05-01 10:20] Anna: The water fell to 40 in two days.", "[2024-05-01 10:21] Ben: All right."))
+    )
+    assert "in two days." in shown
+
+
+def test_a_day_of_the_month_that_is_no_such_weekday_has_no_date() -> None:
+    words = "[2024-05-01 10:20] Anna: The visit of the engineer is on Monday the 14th."
+    shown = "\n".join(lines(chat(words, "[2024-05-01 10:21] Ben: All right.")))
+    assert "on Monday the 14th." in shown
 
 
 def test_without_the_time_of_the_message_there_is_no_date() -> None:

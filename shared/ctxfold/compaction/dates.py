@@ -18,6 +18,8 @@ _WHEN = re.compile(
 )
 _NEAR_DAYS = {"tomorrow": 1, "yesterday": -1, "the day after tomorrow": 2, "the day before yesterday": -2}
 
+_DAY_OF_MONTH = re.compile(r"(?:, | )(?:the )?(\d{1,2})(?:st|nd|rd|th)\b", re.I)
+
 MAX_TENSE_CHARS = 240  # on either side of a day, in which its verb is looked for
 _SENTENCE_ENDS = re.compile(r"[.!?;:]\s|[\n()\[\]]")
 _CLAUSE_ENDS = re.compile(r",\s|\s[–—]\s|\b(?:and|but|so|because|while)\b")
@@ -53,7 +55,8 @@ _BEFORE_NOUNS = frozenset("a an the this that these those my your his her our th
 def with_dates(text: str, at: datetime | None) -> str:
     """Returns the text with the dates that its words mean, seen from `at`; unchanged where that is None.
 
-    A day of the week is the last one where its verb is in the past tense, and the coming one elsewhere.
+    A day of the week is the last one where its verb is in the past tense, and the coming one elsewhere; with a day of the month, as
+    in "Monday the 13th", it is the nearest such day.
     """
     if at is None:
         return text
@@ -63,22 +66,27 @@ def with_dates(text: str, at: datetime | None) -> str:
 def _date(match: re.Match[str], at: datetime) -> str:
     """Returns the date that the words mean, both where people mean either of two, and "" where they mean none."""
     if match["near"]:
-        days = _NEAR_DAYS.get(match["near"].casefold(), 0)
-    elif match["day"]:
-        which = match["which"].casefold()
-        days = (_WEEKDAYS.index(match["day"].casefold()) - at.weekday()) % 7 or 7
-        if which == "next" and days + at.weekday() < 7:  # of this week or of the next
-            return f"{at + timedelta(days):%Y-%m-%d} or {at + timedelta(days + 7):%Y-%m-%d}"
-        if which == "last" or (which in ("on", "this") and _is_past(match)):
-            days = days - 7 or -7
-        elif which in ("by", "until", "till", "before") and _is_past(match):
-            return f"{at + timedelta(days - 7):%Y-%m-%d} or {at + timedelta(days):%Y-%m-%d}"
-    elif match["ahead"]:
-        if _is_past(match):  # "we drove there in two days"
-            return ""
-        days = _days(match["ahead"], match["ahead_unit"])
-    else:
-        days = -_days(match["back"], match["back_unit"])
+        return _shown(at, _NEAR_DAYS.get(match["near"].casefold(), 0))
+    if match["back"]:
+        return _shown(at, -_days(match["back"], match["back_unit"]))
+    if match["ahead"]:  # "we drove there in two days" and "two days of work in one" name none
+        return _shown(at, _days(match["ahead"], match["ahead_unit"])) if _is_past(match) is False else ""
+    days = (_WEEKDAYS.index(match["day"].casefold()) - at.weekday()) % 7 or 7
+    last = days - 7 or -7
+    if number := _DAY_OF_MONTH.match(match.string, match.end()):
+        near = [n for n in sorted({*range(days - 28, days + 29, 7)}, key=abs) if n]
+        return next((_shown(at, n) for n in near if (at + timedelta(n)).day == int(number[1])), "")
+    which = match["which"].casefold()
+    if which == "next" and days + at.weekday() < 7:  # of this week or of the next
+        return f"{_shown(at, days)} or {_shown(at, days + 7)}"
+    if which == "last" or (which in ("on", "this") and _is_past(match)):
+        return _shown(at, last)
+    if which in ("by", "until", "till", "before") and _is_past(match):
+        return f"{_shown(at, last)} or {_shown(at, days)}"
+    return _shown(at, days)
+
+
+def _shown(at: datetime, days: int) -> str:
     return f"{at + timedelta(days):%Y-%m-%d}"
 
 
@@ -87,21 +95,21 @@ def _days(count: str, unit: str) -> int:
     return number * (7 if unit.casefold().startswith("week") else 1)
 
 
-def _is_past(match: re.Match[str]) -> bool:
+def _is_past(match: re.Match[str]) -> bool | None:
     """Tells whether the verb of the day is in the past tense: the nearest one before it in its clause, else the first one behind
-    it, else, where its clause has no verb or one that tells nothing, the nearest one in the clauses before."""
+    it, else, where its clause has no verb or one that tells nothing, the nearest one in the clauses before. None without a verb.
+    """
     text, start, end = match.string, match.start(), match.end()
     before = _SENTENCE_ENDS.split(text[max(0, start - MAX_TENSE_CHARS) : start].casefold())[-1]
     behind = _SENTENCE_ENDS.split(text[end : end + MAX_TENSE_CHARS].casefold(), maxsplit=1)[0]
-    clauses = _CLAUSE_ENDS.split(before)
-    after = (
-        next((part for part in _CLAUSE_ENDS.split(behind) if part.strip()), "") if not clauses[-1].strip() else behind
-    )
-    near = [*reversed(_tenses(clauses[-1])), *_tenses(after)]
-    words = {*_words(clauses[-1]), *_words(after)}
-    if not near and (words.isdisjoint(_SUBJECTS) or words & _EITHER):  # "I get the key" has a verb, "a new desk" none
-        near = _tenses(" ".join(clauses[:-1]))[::-1]
-    return bool(near) and near[0]
+    *others, clause = _CLAUSE_ENDS.split(before)
+    after = behind if clause.strip() else _CLAUSE_ENDS.split(behind.removeprefix(", "))[0]
+    near = [*reversed(_tenses(clause)), *_tenses(after)]
+    words = {*_words(clause), *_words(after)}
+    if not near and not words.isdisjoint(_SUBJECTS) and words.isdisjoint(_EITHER):  # "I get the key" has another verb
+        return False
+    near += reversed(_tenses(" ".join(others)))
+    return near[0] if near else None
 
 
 def _tenses(clause: str) -> list[bool]:

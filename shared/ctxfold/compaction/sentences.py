@@ -19,6 +19,7 @@ _END = re.compile(r"(?<=[.!?…])[\"'”’)\]*]*\s+(?=\S)|(?<=[。！？；])\s
 # the number of a heading or an item, at the beginning or behind a colon
 _NUMBER_ALONE = re.compile(r"(?:^|:\s)\W{0,4}\d{1,3}\.$")
 NUMBER_CHARS = 12  # in which it is looked for
+_NOTE = re.compile(rf"\[[^\W\d_][^\[\]\n]{{0,{MAX_CHARS}}}\]")  # such as "[Ben sits down. He waits.]"
 _ABBREVIATED = re.compile(r"(?:^|[\s(])(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|e\.g|i\.e|Nr|approx|ca|cf|[A-Z])\.$")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W\d_]+)?")
 _IS_CJK = re.compile(f"[{CJK}]")
@@ -195,6 +196,7 @@ def split_sentences(block: str) -> Iterator[str]:
     """Yields the sentences of a block in order; abbreviations, ordinal numbers of dates, numbers of items and what stands
     in square brackets end none."""
     for stretch in (block,) if len(block) <= 2_000 else stretches(block):
+        notes = [note.span() for note in _NOTE.finditer(stretch)]
         start = 0
         for match in _END.finditer(stretch):
             if _ABBREVIATED.search(stretch[max(0, match.start() - 8) : match.start()]):
@@ -202,12 +204,7 @@ def split_sentences(block: str) -> Iterator[str]:
             before = stretch[max(start, match.start() - NUMBER_CHARS) : match.start()]
             if DATE_GOES_ON.match(stretch, match.start()) or _NUMBER_ALONE.search(before):
                 continue
-            opened = stretch.rfind("[", start, match.start())
-            if (
-                opened >= 0
-                and stretch[opened + 1].isalpha()
-                and 0 <= stretch.find("]", opened) - match.end() < MAX_CHARS
-            ):
+            if any(first < match.end() < end for first, end in notes):
                 continue
             yield stretch[start : match.end()]
             start = match.end()
