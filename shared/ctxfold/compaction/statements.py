@@ -165,9 +165,8 @@ def statements(speech: Speech, *, question: str = "", previous: str = "") -> lis
     `question` is what it answers, and `previous` what the same speaker said just before, if anything.
     """
     result: list[Statement] = []
-    known: tuple[str, ...] = (
-        previous,
-    )  # what was said before: as far back as it belongs together, and the last sentence alone
+    # what was said before: as far back as it belongs together, and the last sentence alone
+    known: tuple[str, ...] = (previous,)
     begun = 0  # of the statements, those of the sentence before
     for block in blocks(speech.text):
         for sentence in split_sentences(block):

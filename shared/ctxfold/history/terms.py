@@ -21,9 +21,8 @@ LEAST_MEAN_CHARS = 3  # of the words of a name, on average; base64 has shorter o
 WORD_CHARS, REMEMBERED_TOKENS = 24, 16_384  # the terms of so many tokens up to this length are remembered
 WINDOW_CHARS = 100_000  # that one call of a regular expression goes through: it holds the interpreter until it returns
 ENDING_CHARS = 100  # of the end of a sentence and of what follows it, which may show that it ends none
-LONG_TEXT_CHARS = (
-    20_000  # from here on most tokens have been there before: they are counted before they are split into terms
-)
+# from here on most tokens have been there before: they are counted before they are split into terms
+LONG_TEXT_CHARS = 20_000
 
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _TOKEN = re.compile(rf"[{CJK}]+|[^\W_{CJK}]+(?:[-_.@/:][^\W_{CJK}]+)*")
