@@ -18,6 +18,7 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.messages import ProviderSummary
 from ctxfold.policy.settings import policy_for
 from tests.support.driven import call
 
@@ -68,3 +69,12 @@ def test_everything_that_is_sent_is_counted() -> None:
     assert counter.count_tools([ToolSpec("f", "d" * 100, {"type": "object"})]) > 25
     assert counter.count_all([user("a", id="1"), user("b", id="2")]) == 2 * counter.count(user("a", id="1"))
     assert counter.id != MessageCounter(RatioCounter(), count_reasoning=False).id
+
+
+def test_a_summary_that_a_service_wrote_counts_as_what_is_sent_of_it() -> None:
+    """Beside our text, which goes to other services, it has a block that only its author can read."""
+    block = {"type": "compaction", "id": "c", "encrypted_content": "gAAA"}
+    for tokens, counted in ((500, 504), (1, 14)):
+        provided = ProviderSummary("openai_responses", "openai", "m", (block,), tokens)
+        message = Message("x", "user", (TextPart("x" * 40), provided.part()), kind="summary")
+        assert MessageCounter(RatioCounter()).count(message) == counted

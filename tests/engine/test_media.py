@@ -123,6 +123,10 @@ def test_images_are_counted_by_their_dimensions(make: Any, width: int, height: i
 def test_an_image_of_low_detail_and_ones_that_say_nothing() -> None:
     assert tokens(openai_image("image/png", png(2_000, 2_000), detail="low")) == 85
     assert tokens(openai_image("image/jpeg", jpeg(1_024, 1_024, preview=60_000))) == pytest.approx(1_398.1, abs=1)
+    tables = b"\xff\xd8\xff\xc4" + struct.pack(">H", 30) + b"\1" * 28 + jpeg(1_024, 1_024)[2:]
+    assert tokens(openai_image("image/jpeg", tables)) == pytest.approx(1_398.1, abs=1), (
+        "tables may stand before the frame"
+    )
     unknown = [
         MediaPart("image", '{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}'),
         MediaPart("image", '{"url": "x"}'),
@@ -173,6 +177,8 @@ def test_sound_and_film_are_counted_by_their_length() -> None:
     assert tokens(sound("mp3", b"\xff\xfb" + b"\0" * 800_000)) == pytest.approx(3_200, abs=10)
     film = {"type": "video_url", "video_url": {"url": url("video/mp4", b"\0" * 1_250_000)}}
     assert tokens(MediaPart("video", json.dumps(film))) == pytest.approx(2_900, abs=5)
+    elsewhere = {"type": "audio_url", "audio_url": {"url": "https://example.org/a.mp3"}}
+    assert tokens(MediaPart("audio", json.dumps(elsewhere))) == 800, "of unknown length"
 
 
 def test_the_cost_of_counting_is_linear() -> None:

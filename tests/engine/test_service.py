@@ -14,16 +14,22 @@ from ctxfold import (
     ConfigError,
     ContextDelta,
     ContextService,
+    HistoryCompacted,
     Item,
+    MemoryStore,
     Query,
     Section,
     SectionInjected,
     SectionSkipped,
+    StoreUnavailableError,
+    ToolSpec,
+    WindowTooSmallError,
     assistant,
     tool_result,
     user,
 )
 from ctxfold import memory_section as remembered
+from ctxfold.history.records import Record
 from ctxfold.sections.section import KINDS
 from tests.support.driven import Driven, call, scripted, text_of, tool_round, turns
 from tests.timing import wait_for
@@ -222,6 +228,7 @@ def test_prepare_context_asks_puts_in_and_reports(make: Make) -> None:
     assert {e.kind: e.reason for e in delta.skipped}["skills"] == "ValueError('no index')"
     assert "no answer within 0.1 s" in {e.kind: e.reason for e in delta.skipped}["lsp"]
     assert delta.code.endswith("- def f(): ...")
+    assert "def f" not in delta.recalled + text_of(delta.messages), "the caller places it"
     assert "marmalade" in delta.recalled + text_of(delta.messages)
     assert "for this request" in delta.recalled
     stored = [m.text for m in delta.messages if m.kind == "section"]
@@ -245,6 +252,13 @@ def test_a_window_that_overflows_is_made_to_fit_first(make: Make) -> None:
     assert "summary" in {m.kind for m in delta.messages}
 
 
+def test_a_required_section_that_does_not_fit_beside_the_prompt_is_named(make: Make) -> None:
+    rules = Section("rules", lambda _: ["word " * 900], required=True, lifetime="request")
+    ctx = make(None, context_window=2_000, system="Be kind. " * 250, sections=[rules])
+    with pytest.raises(WindowTooSmallError, match=r"'rules' .* tokens; beside system prompt"):
+        Service(ctx).prepare_context("What?")
+
+
 def test_memory_first_shows_the_newest_two_and_recalls_the_rest(make: Make) -> None:
     ctx = make(None, context_window=4_000)
     service = Service(ctx)
@@ -258,8 +272,10 @@ def test_memory_first_shows_the_newest_two_and_recalls_the_rest(make: Make) -> N
     assert short.assembly == "memory_first"
     assert [m.id for m in short.messages] == ["q", "t-a", "t-r0", "d"], "whole rounds, and the newest user message"
     assert "marmalade" in short.recalled
+    assert ctx.usage().turns == 6
+    ctx.add(turns(13, start=10))
     assert service.prepare_context("What?", assembly="adaptive").assembly == "full_history"
-    ctx.add(turns(20, start=10))
+    ctx.add(turns(1, start=23))
     assert service.prepare_context("What?", assembly="adaptive").assembly == "memory_first"
 
 
@@ -313,12 +329,45 @@ def test_soft_compaction_takes_tool_outputs_only(make: Make) -> None:
     assert Service(ctx).maybe_compact() == "soft"
 
 
-def test_compact_context_answers_with_a_value(make: Make) -> None:
-    ctx = make(None, context_window=10_000, keep_last=2)
+def test_a_compaction_that_shows_summaries_of_outputs_is_soft(make: Make) -> None:
+    backend = scripted(*["It found the blue door at 12 Elm Street."] * 8)
+    ctx = make(None, summarizer=backend, context_window=8_000, strategy="tool_summaries", auto_compact=False)
     service = Service(ctx)
-    assert not service.compact_context().compacted
+    for i in range(8):
+        found = "the blue door at 12 Elm Street " * 100
+        ctx.add([user(f"look {i}", id=f"q{i}"), *tool_round(f"t{i}", result=found), assistant("ok", id=f"d{i}")])
+    assert service.summarize_tool_pairs() == 2
+    ctx.set_policy(auto_compact=True)
+    events: list[Any] = []
+    ctx.subscribe(events.append)
+    assert service.maybe_compact() == "soft"
+    assert [e.strategy for e in events if isinstance(e, HistoryCompacted)] == ["tool_summaries"]
+
+
+class Full(MemoryStore):
+    """A store that takes nothing more once it is full."""
+
+    full = False
+
+    def append(self, *args: Any, **kwargs: Any) -> tuple[Record, ...]:
+        if self.full:
+            raise StoreUnavailableError("the disk is full: make room")
+        return super().append(*args, **kwargs)
+
+
+def test_compact_context_answers_with_a_value(make: Make) -> None:
+    store = Full()
+    ctx = make(None, store=store, context_window=10_000, keep_last=2)
+    service = Service(ctx)
+    assert service.compact_context().status == "no_change"
     ctx.add(turns(6))
-    assert service.compact_context().compacted
+    before, store.full = ctx.view().messages, True
+    outcome = service.compact_context()
+    assert (outcome.status, outcome.compacted) == ("not_stored", False)
+    assert "disk is full" in outcome.reason
+    assert ctx.view().messages == before
+    store.full = False
+    assert service.compact_context().status == "compacted"
 
 
 def test_between_rounds_older_outputs_of_the_turn_give_way_once(make: Make) -> None:
@@ -346,6 +395,21 @@ def test_proactive_compression_does_not_wait_for_a_trigger(make: Make) -> None:
     assert not service.maybe_proactive_compress(0.9)
 
 
+def test_proactive_compression_counts_the_open_turn_and_the_tools(make: Make) -> None:
+    """Between rounds, what the next request will hold counts, and not the finished turns alone."""
+    rounds = [assistant("", id=f"c{i}", calls=[call(f"k{i}")]) for i in range(3)]
+    ctx = make(scripted("Hello.", *rounds), context_window=4_000, keep_last=2, strategy="truncate")
+    service = Service(ctx)
+    ctx.add(turns(6))
+    ctx.send("Hi", tools=[ToolSpec("look", "word " * 1_000, {"type": "object"})])
+    assert ctx.view().tokens < 0.3 * ctx.rules().budget_tokens
+    assert service.maybe_proactive_compress(0.35), "the tools count"
+    ctx.send("look")
+    for i in range(2):
+        ctx.send(tool_result(f"k{i}", "found it " * 500, id=f"r{i}"))
+    assert service.maybe_proactive_compress(0.25), "the round counts"
+
+
 def test_goal_and_step_are_found_out_at_once(make: Make) -> None:
     backend = scripted("GOAL: open the gate\nSTEP: find the guard\nSAME: no")
     ctx = make(None, summarizer=backend, context_window=20_000, pruning_order="task_aware", background=False)
@@ -355,6 +419,10 @@ def test_goal_and_step_are_found_out_at_once(make: Make) -> None:
     wait_for(service.maybe_refresh_subgoal)
     assert (service.maybe_refresh_subgoal(), service.maybe_refresh_task_goal()) == ("find the guard", "open the gate")
     assert len(backend.requests) == 1
+    ctx.set_subgoal("light the lamp")
+    assert service.maybe_refresh_subgoal() == "light the lamp"
+    ctx.set_subgoal(None)
+    assert service.maybe_refresh_subgoal() == "", "it is completed"
 
 
 def test_tool_pairs_and_goals_are_reached(make: Make) -> None:

@@ -147,6 +147,7 @@ def test_zones(make: Make, tmp_path: Path) -> None:
     ctx = make(context_window=2_000, system="Be brief.")
     ctx.add(turns(20))
     ctx.compact()
+    ctx.pin("u19")
     path = tmp_path / "z.jsonl"
     zones = {zone: ctx.export_jsonl(path, zone=zone) for zone in ("immutable", "compressed", "incremental", "window")}
     assert zones["immutable"] == zones["compressed"] == 1
@@ -155,8 +156,50 @@ def test_zones(make: Make, tmp_path: Path) -> None:
     assert target.import_jsonl(path) == zones["window"]
     assert target.import_jsonl(path) == 0, "what is known is kept once"
     assert [m.text for m in target.view().messages] == [m.text for m in ctx.view().messages]
+    assert [b.id for b in target.explain().blocks if b.why == "pinned"] == ["u19"]
     with pytest.raises(ConfigError, match="zone is 'half'"):
         ctx.export_jsonl(path, zone="half")
+
+
+def test_a_file_that_cannot_be_put_in_its_place_leaves_nothing_behind(make: Make, tmp_path: Path) -> None:
+    ctx = make()
+    ctx.add(turns(1))
+    folder = tmp_path / "taken"
+    folder.mkdir()
+    for write in (ctx.export_jsonl, ctx.save_snapshot):
+        with pytest.raises(OSError):
+            write(folder)
+    assert [*tmp_path.iterdir()] == [folder]
+
+
+def test_a_large_import_is_compacted_at_once(make: Make, tmp_path: Path) -> None:
+    with context(context_window=20_000) as source:
+        source.add(turns(40))
+        source.export_jsonl(tmp_path / "w.jsonl", zone="window")
+    ctx = make(context_window=2_000, background=False)
+    ctx.import_jsonl(tmp_path / "w.jsonl")
+    assert ctx.usage().compactions == 1
+    assert ctx.view().tokens < ctx.rules().budget_tokens
+
+
+def test_what_was_undone_is_undone_in_the_copy(tmp_path: Path) -> None:
+    """A long log has snapshots, which are made anew: a session is opened from the newest one."""
+    path, store = tmp_path / "all.jsonl", f"sqlite:///{tmp_path}/copy.db"
+    rules: dict[str, Any] = {"context_window": 200_000, "auto_compact": False}
+    with context(**rules) as ctx:
+        ctx.add(turns(2))
+        ctx.remove("u0")
+        ctx.undo()
+        for start in range(2, 522, 20):
+            ctx.add(turns(20, start=start))
+        ctx.export_jsonl(path)
+        messages = ctx.view().messages
+        assert [m.id for m in messages[:2]] == ["u0", "a0"]
+    assert "snapshot_taken" in path.read_text(encoding="utf-8")
+    with context(store=store, **rules) as copy:
+        copy.import_jsonl(path)
+    with context(store=store, **rules) as copy:
+        assert copy.view().messages == messages
 
 
 def test_lines_of_others(make: Make, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,9 +90,10 @@ async def test_an_image_is_returned_where_the_tool_may_return_images() -> None:
         history.add_messages(
             [HumanMessage([{"type": "text", "text": "Look:"}, image], id="seen"), AIMessage("I see.", id="a")]
         )
+        history.context.add(replace(history.context.get("seen"), id="hidden"), visibility="user")
         for media in (False, True):
             read = next(t for t in history_tools(history.context, media=media) if t.name == "read_message")
-            for reference, shown in (("seen", media), ("a", False), ("nobody", False)):
+            for reference, shown in (("seen", media), ("a", False), ("nobody", False), ("hidden", False)):
                 asked: Any = {"type": "tool_call", "id": "c", "name": "read_message", "args": {"reference": reference}}
                 for message in (read.invoke(asked), await read.ainvoke(asked)):
                     kinds = [b["type"] for b in message.content_blocks]

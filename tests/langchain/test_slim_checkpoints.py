@@ -390,3 +390,28 @@ def test_settings_are_checked() -> None:
         SlimCheckpointer(InMemorySaver(), store=MemoryStore(), missing="skip")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="min_chars is 0: give the characters from which on"):
         SlimCheckpointer(InMemorySaver(), store=MemoryStore(), min_chars=0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "\ud800" * 2_000,
+        [{"type": "text", "text": "\ud800" * 2_000}],
+        [{"type": "text", "text": "x" * 2_000, "pages": {1: 2}}],
+    ],
+    ids=["a lone surrogate", "one in a block", "keys that are numbers"],
+)
+def test_a_content_comes_back_as_it_was(content: Any) -> None:
+    """JSON makes texts of keys that are numbers, so that such a content stays in the checkpoint."""
+    with MemoryStore() as store:
+        app = echo(SlimCheckpointer(InMemorySaver(), store=store))
+        app.invoke({"messages": [HumanMessage(content, id="m")]}, T)
+        assert contents(app.get_state(T).values["messages"]) == [content]
+
+
+def echo(saver: Any) -> Any:
+    """Returns a graph that keeps the messages it is given."""
+    graph = StateGraph(MessagesState)
+    graph.add_node("keep", lambda _: {"messages": []})
+    graph.add_edge(START, "keep")
+    return graph.compile(checkpointer=saver)

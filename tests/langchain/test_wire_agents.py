@@ -213,16 +213,18 @@ def test_the_schema_is_one_that_claude_takes() -> None:
 
 
 def test_a_schema_of_an_earlier_draft_keeps_its_definitions_and_is_closed() -> None:
-    """As many dicts are written: with `definitions`, and with objects that say so by their properties or may be null."""
+    """As many dicts are written: with `definitions` and `oneOf`, and objects that say so by their properties or may be null."""
     song = {"type": ["object", "null"], "properties": {"title": {"type": "string"}}}
-    schema = {"properties": {"best": {"$ref": "#/definitions/Song"}}, "definitions": {"Song": song}}
+    best, kinds = {"$ref": "#/definitions/Song"}, [{"type": "string"}, {"type": "null"}]
+    schema = {"properties": {"best": best, "kind": {"oneOf": kinds}}, "definitions": {"Song": song}}
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
     with ModelServer(script=[Scripted("{}")], strict="anthropic") as server:
         with ChatCtx(**WIRES["anthropic_messages"].settings(server)) as chat:
             chat.bind(response_format=form).invoke("Hi")
         own = server.requests[0].body["output_config"]["format"]["schema"]
     closed = {**song, "additionalProperties": False}
-    assert own == {**schema, "definitions": {"Song": closed}, "additionalProperties": False}
+    properties = {"best": best, "kind": {"anyOf": kinds}}
+    assert own == {"properties": properties, "definitions": {"Song": closed}, "additionalProperties": False}
 
 
 class Counts(BaseModel):

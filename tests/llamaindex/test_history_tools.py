@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,9 +66,10 @@ async def test_an_image_is_returned_where_the_tool_may_return_images() -> None:
     blocks = [TextBlock(text="Look:"), ImageBlock(image=PIXEL, image_mimetype="image/png")]
     memory.put_messages([ChatMessage(role="user", blocks=blocks), ChatMessage(role="assistant", content="I see.")])
     seen, answer = (m.id for m in memory.context.messages())
+    memory.context.add(replace(memory.context.get(seen), id="hidden"), visibility="user")
     for media in (False, True):
         read = next(t for t in history_tools(memory.context, media=media) if t.metadata.name == "read_message")
-        for reference, shown in ((seen, media), (answer, False), ("nobody", False)):
+        for reference, shown in ((seen, media), (answer, False), ("nobody", False), ("hidden", False)):
             for output in (read.call(reference=reference), await read.acall(reference=reference)):
                 assert [b.block_type for b in output.blocks] == (["text", "image"] if shown else ["text"])
                 assert ("[image, image/png, 1 x 1 pixels, 70 bytes]" in output.content) == (reference == seen)

@@ -398,6 +398,15 @@ async def test_rounds_that_come_interleaved(call: Driver) -> None:
         assert contents(memory.get_all()) == ["Look.", None, "found a", "found b", None, "found c", "Done."]
 
 
+async def test_a_result_that_comes_twice_is_kept_once(call: Driver) -> None:
+    """A workflow that goes on after a cancellation hands in what it has once more; another result of the call is told as text."""
+    with CtxMemory.from_defaults("s") as memory:
+        ran = [user("Look."), calling("a"), result("a"), result("a"), result("a", "found more"), bot("Done.")]
+        await call(memory, "put_messages", ran)
+        said = contents(memory.get_all())
+        assert said == ["Look.", None, "found a", "Result of a tool call:\nfound more", "Done."]
+
+
 @pytest.mark.parametrize("session", [None, "s"])
 async def test_a_list_that_ends_with_the_answer_is_asked(session: str | None) -> None:
     async with ModelServer(script=[Scripted("One."), Scripted("Two."), Scripted("Three.")]) as server:

@@ -29,6 +29,13 @@ from tests.support.postgres_schema import fresh_schema
 
 Make = Callable[..., Driven]
 
+
+def test_of_equal_hits_the_newer_comes_first(make: Make) -> None:
+    ctx = make()
+    ctx.add([user("The red box is open.", id=f"u{number}") for number in range(3)])
+    assert [hit.reference for hit in ctx.search("red box")] == ["#3", "#2", "#1"]
+
+
 SAID = [
     "The door code of the north entrance is 4711.",
     "Deploy with `make release` and tag it v2.3.1 afterwards.",

@@ -241,6 +241,37 @@ def test_a_long_message_gives_its_passage_in_one_line_with_speaker_and_time() ->
     assert "Sentence 5 " not in line
 
 
+def test_of_a_long_message_that_goes_on_from_a_hit_the_beginning_is_recalled() -> None:
+    steps = " ".join(f"Step {n} takes a spanner and some patience." for n in range(80))
+    with context(context_window=2_000) as ctx:
+        ctx.add([user("Ann mends the zebra.", id="z"), user(f"She takes the old cart. {steps}", id="long")])
+        add_days(ctx, "late")
+        lines = recalled(ctx, "Tell me of the zebra.")
+    (line,) = (line for line in lines if line.startswith("- #2 "))
+    assert line.startswith("- #2 user: She takes the old cart. Step 0 takes a spanner")
+    assert line.endswith("[...]")
+    assert "Step 2 " not in line
+
+
+def test_of_a_message_that_does_not_fit_the_sentence_that_matches_best_is_recalled() -> None:
+    text = "The farm lies behind the hill. Carl and Dora mended its fences. The zebra eats at ten. Nobody else may feed it."
+    with context(recall_tokens=64) as ctx:
+        ctx.add([user(text, id="z"), assistant("Noted.", id="n")])
+        add_days(ctx, "late")
+        assert "- #1 user: [...] The zebra eats at ten. [...]" in recalled(ctx, "When does the zebra eat?")
+
+
+def test_what_was_said_twice_is_recalled_once() -> None:
+    with context() as ctx:
+        for number in range(2):
+            ctx.add(
+                [user("The zebra has a torn ear.", id=f"z{number}"), assistant(f"Noted {number}.", id=f"n{number}")]
+            )
+        add_days(ctx, "late")
+        lines = recalled(ctx, "What of the zebra?")
+    assert sum("torn ear" in line for line in lines) == 1
+
+
 def test_a_short_message_is_recalled_whole_and_names_its_speaker() -> None:
     text = "The zebra eats at ten. It drinks at noon. Nobody else may feed it.\nIt bites."
     with context() as ctx:

@@ -67,6 +67,17 @@ def test_each_message_is_embedded_once_and_only_after_it_was_compacted(make: Mak
     assert newest not in embedder.asked
 
 
+def test_a_private_key_is_not_given_to_the_embedder(make: Make) -> None:
+    embedder = Meanings()
+    ctx = make(None, context_window=2_000, strategy="sliding_window", keep_last=2, embedder=embedder)
+    key = "-----BEGIN PRIVATE KEY-----\nMIIabcMII\n-----END PRIVATE KEY-----"
+    ctx.add([user(f"My car key is this.\n{key}\nKeep it.", id="m1"), assistant("Nice.", id="m2"), *turns(4)])
+    ctx.window(recall=True, question="Which vehicle?")
+    (embedded,) = (text for text in embedder.asked if "My car key" in text)
+    assert "MIIabcMII" not in embedded
+    assert "Keep it." in embedded
+
+
 def test_an_erased_message_is_not_found(make: Make) -> None:
     ctx = told(make, Meanings())
     question = "Which color has the vehicle?"

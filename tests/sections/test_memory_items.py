@@ -175,6 +175,17 @@ def test_each_kind_has_its_section(make: Make, kind: str, tmp_path: Path) -> Non
     assert "Ann renews" not in "".join(m.text for m in backend.requests[-1].messages if m.kind == "section")
 
 
+def test_items_of_equal_score_are_shown_by_confidence(make: Make) -> None:
+    backend = scripted(*REPLIES)
+    ctx = make(backend, context_window=10_000, sections=[memory_section("persona")])
+    memory = Memory(ctx)
+    for text, confidence in (("drinks tea", 0.5), ("speaks Danish", 0.9), ("owns a boat", 0.2)):
+        memory.add("persona", text, confidence=confidence)
+    ctx.send("Hello.")
+    section = next(m for m in backend.requests[0].messages if m.kind == "section")
+    assert section.text.splitlines()[1:] == ["- speaks Danish", "- drinks tea", "- owns a boat"]
+
+
 def test_relations_bring_their_neighbours(make: Make) -> None:
     backend = scripted(*REPLIES)
     ctx = make(backend, context_window=10_000, sections=[memory_section("graph")])
@@ -271,6 +282,8 @@ def test_what_was_said_is_learnt_with_its_sources(make: Make) -> None:
         noted("facts", "The user moved to Berlin in 2019"),
         noted("facts", "The user moved to Berlin in 2019", "7"),
         noted("facts", "The user moved to Berlin in 2019", "1", "7"),
+        noted("facts", "My name is Ann and I moved to Berlin in 2019 with Bob", "1"),
+        noted("facts", "The user moved to Berlin in 2019", "1", key="the town that Ann moved to"),
         noted("facts", "The gateway is called server", "1"),
         noted("persona", "The user moved to Berlin in 2019", "1"),
         noted("pins", "The user moved to Berlin in 2019", "1"),
@@ -334,6 +347,20 @@ def test_what_compactions_leave_is_replaced_and_grows_into_a_tree(tmp_path: Path
         (parent,) = (i for i in tree if dict(i.data)["level"] == "1")
         assert len(dict(parent.data)["children"].split()) == 4
         assert "u0" in parent.sources
+
+
+def test_the_trees_of_two_sessions_are_two(tmp_path: Path) -> None:
+    """A parent sums up what was said in one conversation."""
+    store = f"sqlite:///{tmp_path}/a.db"
+    settings: dict[str, Any] = {"store": store, "context_window": 2_000, "keep_last": 2, "memory": ("tree",)}
+    for number in range(2):
+        for session in ("s0", "s1"):
+            with context(None, session_id=session, **settings) as ctx:
+                ctx.add(turns(6, start=6 * number, words=20))
+                ctx.compact()
+    for session in ("s0", "s1"):
+        with context(None, session_id=session, **settings) as ctx:
+            assert [dict(i.data)["level"] for i in ctx.memory.list("tree")] == ["0", "0"]
 
 
 def test_a_compaction_learns_in_the_background_what_it_covers(make: Make) -> None:

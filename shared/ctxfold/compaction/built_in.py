@@ -297,7 +297,7 @@ def _exchanges(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 def _topic(case: CompactionInput) -> str:
     facts = case.facts
-    step = next((s.text for s in facts.subgoals[-1:] if not s.completed), "")
+    step = next((s.text for s in facts.subgoals[-1:]), "")
     return f"{facts.goal} {step}".strip() or newest_user_text(case.view)
 
 

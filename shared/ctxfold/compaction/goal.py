@@ -170,7 +170,7 @@ def _request(view: View, known: GoalSet) -> Request:
             break
         if entry.message.kind == "message" and entry.message.role != "system":
             recent.append(entry)
-    step = next((s.text for s in known.subgoals[-1:] if not s.completed), "")
+    step = next((s.text for s in known.subgoals[-1:]), "")
     sections = [f"<goal>\n{strip_control_chars(known.goal)}\n</goal>"] if known.goal else []
     sections += [f"<step>\n{strip_control_chars(step)}\n</step>"] if step else []
     blocks = transcript([_short(e.message) for e in reversed(recent)], bodies=False)

@@ -30,7 +30,7 @@ from ctxfold.validation import name_or_own, whole_number
 T = TypeVar("T")
 Assembly: TypeAlias = Literal["full_history", "memory_first", "adaptive"]
 Tier: TypeAlias = Literal["none", "soft", "hard"]
-ADAPTIVE_TURNS = 20  # from this turn on "adaptive" is memory-first
+ADAPTIVE_TURNS = 20  # a session with so many has "adaptive" windows that are memory-first
 CODE = "code"
 MEMORY_FIRST_MESSAGES = 2  # newest messages of a memory-first window, in whole tool rounds
 
@@ -131,8 +131,8 @@ class ContextService(FlowMethods):
     ) -> Flow[ContextDelta]:
         """Returns the context of one turn: sections (sources are called concurrently), recalled passages, and a fitting window.
 
-        "memory_first" keeps the newest two messages and gives the freed tokens to the sections; "adaptive" does so from turn 20
-        on.
+        "memory_first" keeps the newest two messages and gives the freed tokens to the sections; "adaptive" does so once the
+        session has 20 turns.
         """
         return self._edit(session, owner, lambda e, s: _prepared(e, s, question, assembly))
 
@@ -318,7 +318,7 @@ def _refreshed(engine: Engine, open_session: OpenSession) -> Flow[str]:
 def _refreshed_step(engine: Engine, open_session: OpenSession) -> Flow[str]:
     yield from _refreshed(engine, open_session)
     step = open_session.state.goal.subgoals[-1:]
-    return step[0].text if step and not step[0].completed else ""
+    return step[0].text if step else ""
 
 
 def _prepared(engine: Engine, open_session: OpenSession, question: str, assembly: Assembly) -> Flow[ContextDelta]:
