@@ -711,6 +711,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "guessed[term] <= documents // RARE",
             "retrieval/test_recall.py::test_terms_that_many_messages_of_a_short_session_have_are_read_in_full",
         ),
+        (
+            "of_equal_hits_the_older_comes_first",
+            "seqs = sorted(scores, reverse=True)",
+            "seqs = sorted(scores)",
+            "retrieval/test_archive.py::test_of_equal_hits_the_newer_comes_first",
+        ),
     ),
     *_of(
         "history/terms.py",
@@ -887,6 +893,30 @@ MUTANTS: tuple[Mutant, ...] = (
             "power = count / (count + HALF_SENTENCES)",
             "power = 0.0",
             "retrieval/test_recall.py::test_a_word_of_most_lines_chooses_none_of_them",
+        ),
+        (
+            "what_was_said_twice_is_recalled_twice",
+            "if not text or text in texts:",
+            "if not text:",
+            "retrieval/test_recall.py::test_what_was_said_twice_is_recalled_once",
+        ),
+        (
+            "a_message_that_does_not_fit_is_not_recalled_at_all",
+            "if not places and len(each.sentences) > 1:",
+            "if False:",
+            "retrieval/test_recall.py::test_of_a_message_that_does_not_fit_the_sentence_that_matches_best_is_recalled",
+        ),
+        (
+            "a_long_message_that_goes_on_from_a_hit_is_not_recalled",
+            "places = [at for at, value in enumerate(values) if value] or range(min(NEAR_SENTENCES, len(values)))",
+            "places = [at for at, value in enumerate(values) if value]",
+            "retrieval/test_recall.py::test_of_a_long_message_that_goes_on_from_a_hit_the_beginning_is_recalled",
+        ),
+        (
+            "passages_of_other_days_have_no_date",
+            'dated = "" if day is None or day == last else _date(int(day))',
+            'dated = ""',
+            "retrieval/test_recall.py::test_what_was_stored_on_another_day_is_dated_once",
         ),
     ),
     *_of(
@@ -2309,6 +2339,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "            vectors.unpack(stored)  # another",
             "            stored = {}  # another",
             "retrieval/test_kept_vectors.py::test_another_worker_uses_what_one_has_embedded",
+        ),
+        (
+            "private_keys_are_given_to_the_embedder",
+            "parts_of(without_private_keys(message.text))",
+            "parts_of(message.text)",
+            "retrieval/test_semantic.py::test_a_private_key_is_not_given_to_the_embedder",
+        ),
+        (
+            "vectors_of_another_embedder_are_used",
+            "same = [n for n, (_, _, other) in stored.items() if _alike(probe, other)]",
+            "same = [*stored]",
+            "retrieval/test_kept_vectors.py::test_another_embedder_makes_them_anew",
         ),
     ),
     *_of(
@@ -3828,6 +3870,24 @@ MUTANTS: tuple[Mutant, ...] = (
             "if False:",
             "sections/test_memory_items.py::test_what_was_not_said_is_dropped",
         ),
+        (
+            "a_name_that_nobody_said_is_learnt",
+            "names <= known and ",
+            "",
+            "sections/test_memory_items.py::test_what_was_not_said_is_dropped",
+        ),
+        (
+            "a_key_may_be_a_sentence",
+            " or len(key.split()) > KEY_WORDS",
+            "",
+            "sections/test_memory_items.py::test_what_was_not_said_is_dropped",
+        ),
+        (
+            "summaries_of_two_sessions_have_one_parent",
+            "own = [n for n in reversed(nodes) if n.session == open_session.key.session]",
+            "own = [*reversed(nodes)]",
+            "sections/test_memory_items.py::test_the_trees_of_two_sessions_are_two",
+        ),
     ),
     *_of(
         "io/session_files.py",
@@ -3837,6 +3897,36 @@ MUTANTS: tuple[Mutant, ...] = (
             "pass",
             "io/test_transfer.py::test_lines_complete_the_turn_that_has_a_part_of_them",
         ),
+        (
+            "an_exported_window_has_no_pins",
+            'fields={"pinned": True} if m.id in pins else {})',
+            "fields={})",
+            "io/test_transfer.py::test_zones",
+        ),
+        (
+            "a_file_that_cannot_be_written_leaves_a_part_behind",
+            "            Path(name).unlink()\n",
+            "            pass\n",
+            "io/test_transfer.py::test_a_file_that_cannot_be_put_in_its_place_leaves_nothing_behind",
+        ),
+        (
+            "an_import_takes_an_undone_edit_into_its_snapshots",
+            "if isinstance(record.body, Undone):",
+            "if False:",
+            "io/test_transfer.py::test_what_was_undone_is_undone_in_the_copy",
+        ),
+        (
+            "no_trigger_is_asked_after_an_import",
+            "        yield from engine.fitter.maintain(open_session, open_session.stage())\n",
+            "",
+            "io/test_transfer.py::test_a_large_import_is_compacted_at_once",
+        ),
+        (
+            "a_changed_snapshot_is_loaded",
+            'if _digest(rows) != content["digest"]:',
+            "if False:",
+            "io/test_transfer.py::test_what_is_no_snapshot",
+        ),
     ),
     *_of(
         "compaction/goal.py",
@@ -3845,6 +3935,210 @@ MUTANTS: tuple[Mutant, ...] = (
             'if message.role == "tool" or len(message.text) <= MESSAGE_CHARS:',
             "if True:",
             "engine/test_goal.py::test_long_messages_are_cut_where_the_goal_is_asked_for",
+        ),
+    ),
+    *_of(
+        "memory/store.py",
+        (
+            "items_of_equal_score_come_in_any_order_of_confidence",
+            "(-r.score, -r.item.confidence, -r.item.created_s, r.item.id)",
+            "(-r.score, -r.item.created_s, r.item.id)",
+            "sections/test_memory_items.py::test_items_of_equal_score_are_shown_by_confidence",
+        ),
+        (
+            "a_session_sees_what_is_private_to_another",
+            "return [i for i in items if i.shared or i.session == key.session]",
+            "return [*items]",
+            "sections/test_memory_items.py::test_sessions_see_what_is_shared_and_nothing_of_another_owner",
+        ),
+    ),
+    *_of(
+        "session/memory.py",
+        (
+            "a_session_forgets_what_it_does_not_see",
+            "[i for i in ids if i in known]",
+            "ids",
+            "sections/test_memory_items.py::test_sessions_see_what_is_shared_and_nothing_of_another_owner",
+        ),
+    ),
+    *_of(
+        "memory/section.py",
+        (
+            "the_digests_of_others_are_those_of_the_session_too",
+            "items = [i for i in items if i.session != key.session]",
+            "pass",
+            "sections/test_memory_items.py::test_other_sessions_digests_are_a_section_of_their_own",
+        ),
+    ),
+    *_of(
+        "tokens/media.py",
+        (
+            "the_tables_of_a_photograph_are_its_dimensions",
+            " and marker not in (0xC4, 0xC8, 0xCC)",
+            "",
+            "engine/test_media.py::test_an_image_of_low_detail_and_ones_that_say_nothing",
+        ),
+        (
+            "sound_of_unknown_length_costs_nothing",
+            "UNKNOWN_IMAGE_TOKENS if medium.size is None else 0",
+            "0",
+            "engine/test_media.py::test_sound_and_film_are_counted_by_their_length",
+        ),
+        (
+            "a_forged_file_has_any_number_of_pages",
+            "marked_pages = min(len(_PAGE.findall(_decoded(encoded))), -(-size // LEAST_PAGE_BYTES))",
+            "marked_pages = len(_PAGE.findall(_decoded(encoded)))",
+            "engine/test_media.py::test_a_pdf_has_no_more_pages_than_its_bytes_allow",
+        ),
+    ),
+    *_of(
+        "tokens/counter.py",
+        (
+            "the_summary_of_a_service_counts_as_our_text",
+            "return total if provided is None else max(total, MESSAGE_OVERHEAD_TOKENS + provided.tokens)",
+            "return total",
+            "engine/test_budget.py::test_a_summary_that_a_service_wrote_counts_as_what_is_sent_of_it",
+        ),
+    ),
+    *_of(
+        "tokens/text.py",
+        (
+            "a_corrupt_table_of_an_encoding_is_used",
+            "        if _is_intact(file, data):\n            return data",
+            "        if True:\n            return data",
+            "engine/test_tokens.py::test_a_corrupt_file_is_passed_over",
+        ),
+    ),
+    *_of(
+        "session/service.py",
+        (
+            "a_full_store_is_raised_and_no_outcome",
+            "    except StoreError as error:\n",
+            "    except ZeroDivisionError as error:\n",
+            "engine/test_service.py::test_compact_context_answers_with_a_value",
+        ),
+        (
+            "an_adaptive_window_waits_a_turn_longer",
+            "open_session.state.turns >= ADAPTIVE_TURNS",
+            "open_session.state.turns > ADAPTIVE_TURNS",
+            "engine/test_service.py::test_memory_first_shows_the_newest_two_and_recalls_the_rest",
+        ),
+        (
+            "tools_do_not_count_before_a_compaction_ahead",
+            "if stage.view.tokens + open_session.overhead_tokens <= threshold_ratio",
+            "if stage.view.tokens <= threshold_ratio",
+            "engine/test_service.py::test_proactive_compression_counts_the_open_turn_and_the_tools",
+        ),
+        (
+            "rounds_do_not_count_before_a_compaction_ahead",
+            "    stage = open_session.stage(turn_id)\n    if stage.view",
+            "    stage = open_session.stage()\n    if stage.view",
+            "engine/test_service.py::test_proactive_compression_counts_the_open_turn_and_the_tools",
+        ),
+        (
+            "code_is_among_the_recalled_texts_too",
+            "if not _stored(f) and f.note.kind != CODE]",
+            "if not _stored(f)]",
+            "engine/test_service.py::test_prepare_context_asks_puts_in_and_reports",
+        ),
+        (
+            "summaries_of_outputs_make_a_hard_compaction",
+            'if outcome.event.strategy in ("clear_tools", "tool_summaries") else "hard"',
+            'if outcome.event.strategy == "clear_tools" else "hard"',
+            "engine/test_service.py::test_a_compaction_that_shows_summaries_of_outputs_is_soft",
+        ),
+        (
+            "a_required_section_may_take_the_whole_budget",
+            "budget - sum(e.tokens for e in stage.view.system) - question_tokens,",
+            "budget,",
+            "engine/test_service.py::test_a_required_section_that_does_not_fit_beside_the_prompt_is_named",
+        ),
+    ),
+    *_of(
+        "stores/key_value.py",
+        (
+            "a_lease_of_a_key_value_store_never_ends",
+            "if other != holder and until_s > now_s:",
+            "if other != holder:",
+            "stores/test_store_suite.py::TestOutsideStore::test_a_lease_ends_by_itself",
+        ),
+    ),
+    *_of(
+        "stores/sql_memory.py",
+        (
+            "a_forgotten_text_stays_as_a_quotation",
+            'replace(decode_item(payload), replaces="")',
+            "decode_item(payload)",
+            "stores/test_store_suite.py::TestSqlite::test_forgotten_text_is_not_learnt_again_from_the_same_messages",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/tools.py",
+        (
+            "claude_gets_a_schema_with_one_of",
+            'closed["allOf" if name == "allOf" else "anyOf"]',
+            "closed[name]",
+            "langchain/test_wire_agents.py::test_a_schema_of_an_earlier_draft_keeps_its_definitions_and_is_closed",
+        ),
+        (
+            "a_model_reads_the_image_of_a_message_for_the_user",
+            'if message.visibility == "user" or isinstance(content, str):',
+            "if isinstance(content, str):",
+            "langchain/test_history_tools.py::test_an_image_is_returned_where_the_tool_may_return_images",
+        ),
+    ),
+    *_of(
+        "../../llamaindex_ctx/agent_tools.py",
+        (
+            "an_agent_reads_the_image_of_a_message_for_the_user",
+            'if message.visibility == "user" or not media:',
+            "if not media:",
+            "llamaindex/test_history_tools.py",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/checkpoints.py",
+        (
+            "a_lone_surrogate_stays_in_the_checkpoint",
+            "        return _JSON, json.dumps(content)\n",
+            '        return _JSON, ""\n',
+            "langchain/test_slim_checkpoints.py::test_a_content_comes_back_as_it_was",
+        ),
+        (
+            "json_changes_a_content_of_a_checkpoint",
+            'text if json.loads(text) == content else ""',
+            "text",
+            "langchain/test_slim_checkpoints.py::test_a_content_comes_back_as_it_was",
+        ),
+        (
+            "a_content_that_is_gone_is_a_note_without_being_asked_for",
+            'if reference not in known and missing == "error":',
+            "if False:",
+            "langchain/test_slim_checkpoints.py::test_an_erased_thread_is_an_error_or_a_note",
+        ),
+    ),
+    *_of(
+        "../../llamaindex_ctx/tool_rounds.py",
+        (
+            "a_result_that_comes_twice_is_told_twice",
+            'if content_key(message) not in {content_key(m) for m in pairs if m.role == "tool"}:',
+            "if True:",
+            "llamaindex/test_memory_beside_llm.py::test_a_result_that_comes_twice_is_kept_once",
+        ),
+        (
+            "a_result_does_not_find_its_numbered_call",
+            ' or c.id.rpartition("#")[0] == call_id',
+            "",
+            "llamaindex/test_call_ids.py",
+        ),
+    ),
+    *_of(
+        "../../llamaindex_ctx/chat_store.py",
+        (
+            "archived_messages_are_deleted",
+            "        if moved and to is not None:\n",
+            "        if False:\n",
+            "llamaindex/test_async_chat_store.py::test_the_oldest_are_archived_or_deleted",
         ),
     ),
 )

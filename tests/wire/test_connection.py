@@ -307,7 +307,10 @@ def test_a_backend_that_nobody_closes_leaves_no_connection(in_a_cycle: bool) -> 
 def test_the_thread_for_deadlines_ends_with_the_calls() -> None:
     """A program that makes a model for each of its requests does not gather threads, whatever their timeout."""
     before = {*threading.enumerate()}
-    with RawServer(OK) as server:
+    slow = Play(
+        [reply()[:20], reply()[20:]], then="keep", pause_s=0.2
+    )  # so that the thread waits for the deadline by then
+    with RawServer(slow) as server:
         backend = make(server, timeout_s=600.0)
         backend.send(REQUEST)
         wait_for(lambda: not [t for t in threading.enumerate() if t.name == "ctxfold-deadlines" and t not in before])
