@@ -997,7 +997,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "an_erasure_by_another_process_forgets_nothing",
             "if any(isinstance(r.body, Erased) for r in records):",
             "if not records:",
-            "erasure/test_erase_meanwhile.py",
+            "erasure/test_erase_meanwhile.py::test_what_is_learnt_meanwhile_is_not_kept",
         ),
         (
             "a_stale_state_is_kept",
