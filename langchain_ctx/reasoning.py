@@ -17,7 +17,7 @@ from ctxfold.connect import reasoning_rules
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import BackendCapabilities, ContextBackend, Request, Wire, capabilities_of
 from ctxfold.validation import is_a, kind_of
-from langchain_ctx.models import is_same_model, model_name
+from langchain_ctx.models import is_same_model, may_think, model_name
 
 M = TypeVar("M", bound=BaseChatModel)
 FIELD = "reasoning_content"
@@ -90,16 +90,18 @@ def capabilities(model: Any) -> BackendCapabilities:
     if backend is None:
         uses_responses: Callable[[dict[str, Any]], bool] | None = getattr(model, "_use_responses_api", None)
         responses = uses_responses is not None and uses_responses({})
-        return _RESPONSES if responses else _rules(model.__class__, model_name(model))
+        return _RESPONSES if responses else _rules(model.__class__, model_name(model), may_think(model))
     # a message of LangChain has no place for the service's own summary
     return replace(capabilities_of(backend, model_name(model)), compacts_from=None, sparing=None, of_model=None)
 
 
 @lru_cache(maxsize=64)
-def _rules(model_class: type, name: str) -> BackendCapabilities:
+def _rules(model_class: type, name: str, thinks: bool) -> BackendCapabilities:
     packages = {cls.__module__.partition(".")[0] for cls in model_class.__mro__}
     service = next((called for package, called in _NATIVE.items() if package in packages), None)
-    return BackendCapabilities() if service is None else reasoning_rules(service[0], name, wire=service[1])
+    if service is None:
+        return BackendCapabilities()
+    return reasoning_rules(service[0], name, thinks=thinks, wire=service[1])
 
 
 @lru_cache(maxsize=64)
@@ -110,7 +112,7 @@ def binds_thoughts(model: str | None) -> bool:
     """
     if model is None or "claude" not in model:
         return False
-    return reasoning_rules("bedrock" if "anthropic." in model else "anthropic", model).binds_reasoning
+    return reasoning_rules("bedrock" if "anthropic." in model else "anthropic", model, thinks=True).binds_reasoning
 
 
 def thoughtless_before(model: object, request: Request) -> int:

@@ -262,17 +262,21 @@ def _accepted(request: Request, thoughtless: int) -> Sequence[Message]:
 
 
 def _rules_of(llm: LLM) -> BackendCapabilities:
-    """Returns what the service behind a LLM does with reasoning, and all that a CtxLLM says of its own."""
+    """Returns what the service behind an LLM does with reasoning, and all that a CtxLLM says of its own."""
     backend: ContextBackend | None = getattr(llm, "backend", None)
     name = llm.metadata.model_name
-    return _class_rules(type(llm), name) if backend is None else capabilities_of(backend, name)
+    if backend is not None:
+        return capabilities_of(backend, name)
+    return _class_rules(type(llm), name, bool(getattr(llm, "thinking_dict", None) or getattr(llm, "thinking", None)))
 
 
 @lru_cache(maxsize=64)
-def _class_rules(llm_class: type[LLM], model: str) -> BackendCapabilities:
+def _class_rules(llm_class: type[LLM], model: str, thinks: bool) -> BackendCapabilities:
     modules = [cls.__module__ for cls in llm_class.__mro__]
     service = next((of for package, of in _NATIVE.items() if any(m.startswith(package) for m in modules)), None)
-    return BackendCapabilities() if service is None else reasoning_rules(service[0], model, wire=service[1])
+    if service is None:
+        return BackendCapabilities()
+    return reasoning_rules(service[0], model, thinks=thinks, wire=service[1])
 
 
 def _without_limit(request: Request) -> Request:

@@ -3554,6 +3554,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "connect.py",
+        (
+            "a_newer_model_is_never_asked_again",
+            "reasoning_optional=bound or row.reasoning_out.optional",
+            "reasoning_optional=row.reasoning_out.optional",
+            "faces/test_bound_thoughts.py::test_a_model_that_thinks_although_nobody_says_so_goes_on",
+        ),
+    ),
+    *_of(
         "../../langchain_ctx/reasoning.py",
         (
             "thoughts_that_lost_their_beginning_are_sent",
@@ -3566,6 +3575,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "return max(request.refused_before, request.unbound_before if",
             "return max(0, request.unbound_before if",
             "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
+        ),
+        (
+            "a_model_that_does_not_think_binds_its_thoughts",
+            "return reasoning_rules(service[0], name, thinks=thinks, wire=service[1])",
+            "return reasoning_rules(service[0], name, thinks=True, wire=service[1])",
+            "faces/test_bound_thoughts.py::test_a_model_that_does_not_think_is_shown_all_that_recall_finds",
         ),
         (
             "answers_of_responses_need_their_reasoning",
@@ -3725,8 +3740,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_llm_of_anthropics_package_tells_nothing",
-            "return BackendCapabilities() if service is None else reasoning_rules(service[0], model, wire=service[1])",
-            "return BackendCapabilities()",
+            "    if service is None:\n",
+            "    if True:\n",
             "faces/test_bound_thoughts.py::test_an_llm_of_anthropics_package_goes_on_after_compactions",
         ),
     ),

@@ -99,12 +99,19 @@ def open_backend(provider: str, model: str, *, wire: Wire | None = None, **setti
     return backend(model=model, profile=row, **settings)
 
 
-def reasoning_rules(provider: str, model: str, *, wire: Wire | None = None) -> BackendCapabilities:
-    """Returns what a built-in provider does with the reasoning of this model, for another package's client of the service."""
+def reasoning_rules(provider: str, model: str, *, thinks: bool, wire: Wire | None = None) -> BackendCapabilities:
+    """Returns what a built-in provider does with the reasoning of this model, for another package's client of the service.
+
+    A model that does not think, by its row and by `thinks`, has no reasoning to bind.
+    """
     from ctxfold.backends.profile import load_profile
 
-    rules = load_profile(provider).for_wire(wire).for_model(model).reasoning_out
-    return BackendCapabilities(binds_reasoning=rules.prefix_bound, reasoning_optional=rules.optional)
+    row = load_profile(provider).for_wire(wire).for_model(model)
+    bound = row.reasoning_out.prefix_bound
+    return BackendCapabilities(
+        binds_reasoning=bound and (thinks or row.thinking.default_on is True),
+        reasoning_optional=bound or row.reasoning_out.optional,
+    )
 
 
 def named_provider(model: str, provider: str | None = None) -> tuple[str, str]:

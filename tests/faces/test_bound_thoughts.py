@@ -567,3 +567,36 @@ def test_an_llm_of_anthropics_package_goes_on_after_compactions() -> None:
     for number in range(24):
         assert "Answer" in str(chat.chat([ChatMessage(f"Where is key {number}? {FOUND}")]).message.content)
     chat.close()
+
+
+@pytest.mark.parametrize(("thinking", "stays"), [(None, False), ({"type": "adaptive"}, True)], ids=["not", "thinks"])
+def test_a_model_that_does_not_think_is_shown_all_that_recall_finds(thinking: Any, stays: bool) -> None:
+    """Where nothing is bound, passages stand before their own question alone. Of this model no row says that it thinks unasked."""
+    with ModelServer(script=lambda _: Scripted("Noted."), context_window=4_000, strict="anthropic") as server:
+        url = server.base_url.removesuffix("/v1")
+        model = ChatAnthropic(
+            model="claude-new", base_url=url, api_key="k", max_retries=0, max_tokens=1_000, thinking=thinking
+        )
+        chat = chat_with_context(model, session_id="s", context_window=4_000)
+        chat.invoke("The gate code is 7731.")
+        for number in range(20):
+            chat.invoke(f"Note {number}: the heron stands at weir {number}. {FOUND}")
+        chat.invoke("What is the gate code?")
+        chat.invoke("Thanks.")
+        asked, after = (str(request.body["messages"]) for request in server.requests[-2:])
+        assert "7731" in asked
+        assert ("7731" in after.partition("What is the gate code?")[0].rpartition("weir 19")[2]) == stays
+        chat.close()
+
+
+async def test_a_model_that_thinks_although_nobody_says_so_goes_on() -> None:
+    """As a model may that is newer than the rows: its refusals tell that thoughts have to stay out."""
+    script = BoundThoughts(rounds=2)
+    with serving(script, window=9_000) as server:
+        url = server.base_url.removesuffix("/v1")
+        model = ChatAnthropic(model="claude-new", base_url=url, api_key="k", max_retries=0, max_tokens=2_500)
+        agent = Agent("middleware", model)
+        for number in range(10):
+            assert "Answer" in await agent.ask("invoke", f"Where is key {number} of the old house?")
+        assert 0 < script.refused <= 10
+        await agent.aclose()
