@@ -1573,6 +1573,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/engine.py",
         (
+            "a_rollback_waits_in_a_session_that_is_erased",
+            "        except SessionNotFoundError:\n            pass  # erased",
+            "        except ZeroDivisionError:\n            pass  # erased",
+            "engine/test_max_sessions.py::test_a_session_that_is_erased_while_a_model_answers_leaves_memory",
+        ),
+        (
             "a_question_that_was_taken_back_is_lost",
             "if hold_in is not None and turn == turn_id:",
             "if False:",

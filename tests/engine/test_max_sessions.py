@@ -18,6 +18,7 @@ from ctxfold import (
     MemoryStore,
     Request,
     SessionKey,
+    SessionNotFoundError,
     StoreUnavailableError,
     assistant,
     tool_result,
@@ -65,6 +66,25 @@ def test_a_turn_that_waits_for_tools_goes_on_in_a_session_that_left_memory(make:
     assert ctx.send([tool_result("c1", "in hall 7", id="r1")]).message.text == "It is found."
     crowd(ctx)
     assert [m.role for m in ctx.messages()] == ["user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_session_that_is_erased_while_a_model_answers_leaves_memory(make: Make, stream: bool) -> None:
+    """Nothing is left that could be put back later, and nobody asks for that session again."""
+    store = MemoryStore()
+    other = make(store=store, session_id="other")
+
+    def answer(_: Request) -> str:
+        other.ctx.erase_owner()
+        return "Noted."
+
+    ctx = make(scripted(answer), store=store, session_id="mine", max_sessions=CAP)
+    with pytest.raises(SessionNotFoundError):
+        ctx.send_stream("My locker is 47-B.") if stream else ctx.send("My locker is 47-B.")
+    session = weakref.ref(opened(ctx.ctx).state)
+    crowd(ctx)
+    gc.collect()
+    assert session() is None
 
 
 def test_a_stream_under_way_keeps_its_session() -> None:

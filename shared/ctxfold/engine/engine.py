@@ -504,6 +504,8 @@ class Engine:
             yield from work()
         except GeneratorExit:
             raise
+        except SessionNotFoundError:
+            pass  # erased meanwhile, with what the attempt had stored: a rollback that waits would keep its texts in memory
         except BaseException as error:
             open_session.pending_rollbacks[turn_id] = PendingRollback(
                 frozenset(stored_ids), open_session.state.head, work
