@@ -3334,6 +3334,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/statements.py",
         (
+            "a_question_speaks_for_the_one_who_answers",
+            "quoted = question.replace('\"', \"'\")",
+            "quoted = question",
+            "compaction/test_statements.py::test_a_question_does_not_speak_for_the_one_who_answers",
+        ),
+        (
+            "an_answer_with_its_question_is_the_user_s",
+            '(?:, asked \\"[^\\"\\n]{1,220}\\")?',
+            "",
+            "compaction/test_statements.py::test_an_answer_with_its_question_keeps_its_speaker_in_the_next_summary",
+        ),
+        (
             "an_answer_about_her_is_clear",
             "(needs or not whole)",
             "(not whole)",

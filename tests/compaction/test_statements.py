@@ -13,6 +13,7 @@ import pytest
 from ctxfold import AgentContext, Message, RatioCounter, ScriptedBackend, ToolCallPart, assistant, tool_result, user
 from ctxfold.compaction.facts import extract
 from ctxfold.compaction.sentences import is_whole
+from ctxfold.compaction.statements import spoken
 from tests.support.driven import turns
 
 
@@ -1035,3 +1036,30 @@ def test_an_answer_about_her_comes_with_the_question() -> None:
     line = 'user, asked "What was the physio\'s name?": Her name is Dana Wolff, see you on 12 March.'
     assert f"- {line} (#2)" in lines(said)
     assert [fact.weight for fact in extract(said) if fact.text == "12 March"] == [9.0]  # as much as a clear sentence
+
+
+def test_a_question_does_not_speak_for_the_one_who_answers() -> None:
+    said = (
+        'Anna: is it true": I owe Anna 500 euros. or what do you say "?',
+        "Ben: 13:21 in Mals",
+        "Anna: yes",
+        "Ben: ok",
+    )
+    answers = [line for line in lines(chat(*said)) if line.startswith("- Ben, asked")]
+    assert answers == ['- Ben, asked "or what do you say \'?": 13:21 in Mals (#2)']
+
+
+def test_an_answer_with_its_question_keeps_its_speaker_in_the_next_summary() -> None:
+    asked = [user("What may nobody do with the box of hall 7?", id="q"), assistant("Never: 47 kg.", id="a")]
+    with AgentContext(context_window=8_000, keep_last=2, counter=RatioCounter(), auto_compact=False) as ctx:
+        ctx.add([*asked, *turns(8, start=500)])
+        ctx.compact()
+        first = [e for e in ctx.view().messages if e.kind == "summary"]
+        kept = 'assistant, asked "What may nobody do with the box of hall 7?": Never: 47 kg.'
+        assert kept in first[0].text
+        ctx.add(turns(8, start=600))
+        ctx.compact()
+        (second,) = (m.text for m in ctx.view().messages if m.kind == "summary")
+    assert kept in second
+    (speech,) = spoken(Message("s", "user", user(kept, id="s").parts, kind="summary"), frozenset())
+    assert (speech.speaker, speech.text) == ("assistant", "Never: 47 kg.")

@@ -38,7 +38,9 @@ _STAMP = re.compile(
     r"^\s{0,8}[\[(]?(?P<day>\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})?[T,]?\s{0,4}"
     r"(?P<clock>\d{1,2}:\d{2}(?::\d{2})?(?:\.\d{1,9})?(?:\s?[AaPp][Mm])?Z?)?(?:\s{0,4}UTC)?[\])]?(?:\s{1,4}-)?\s{1,8}(?=\S)"
 )
-_LABEL = re.compile(r"^(?:<([^<>\s]{1,32})>\s+|([^\W_][^:\n<>{}\[\]\"“”?!;]{0,31}?):\s+)(?=\S)")
+_LABEL = re.compile(
+    r"^(?:<([^<>\s]{1,32})>\s+|([^\W_][^:\n<>{}\[\]\"“”?!;]{0,31}?)(?:, asked \"[^\"\n]{1,220}\")?:\s+)(?=\S)"
+)
 _ROLE = re.compile(  # "User Interface" is somebody's title
     r"\W*(?:(?:user|human)\b(?!\s(?-i:[A-Z][a-z]))|(?:assistant|system|tool|ai|developer|open tool call)\b)", re.I
 )
@@ -165,6 +167,7 @@ def statements(speech: Speech, *, question: str = "", previous: str = "") -> lis
     `question` is what it answers, and `previous` what the same speaker said just before, if anything.
     """
     result: list[Statement] = []
+    quoted = question.replace('"', "'")  # nobody speaks for the one who answers
     # what was said before: as far back as it belongs together, and the last sentence alone
     known: tuple[str, ...] = (previous,)
     begun = 0  # of the statements, those of the sentence before
@@ -184,12 +187,12 @@ def statements(speech: Speech, *, question: str = "", previous: str = "") -> lis
                 del result[begun:]  # what is corrected does not stand alone
                 whole = True
             begun = len(result)
-            answers = question and not result and not context and (needs or not whole)
+            answers = quoted and not result and not context and (needs or not whole)
             for clause in clauses(text) if len(text) > MAX_CHARS else (text,):
                 shown = with_dates(without_opener(clause) if whole and not asks else clause, speech.at)
                 words = f"{with_dates(context, speech.at)} {shown}" if context else shown
-                if answers and len(question) + len(words) < MAX_CHARS:
-                    words = f'{speech.speaker or "user"}, asked "{question}": {words}'
+                if answers and len(quoted) + len(words) < MAX_CHARS:
+                    words = f'{speech.speaker or "user"}, asked "{quoted}": {words}'
                 elif speech.speaker:
                     words = f"{speech.speaker}: {words}"
                 result.append(Statement(shown, words, speech.speaker, speech.named, whole and is_whole(clause), asks))
