@@ -53,6 +53,15 @@ def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
 
 MUTANTS: tuple[Mutant, ...] = (
     *_of(
+        "compaction/facts.py",
+        (
+            "a_sentence_before_has_its_own_date",
+            "previous = with_dates(last, before.at) if",
+            "previous = with_dates(last, speech.at) if",
+            "compaction/test_statements.py::test_a_sentence_before_has_the_date_of_its_own_message",
+        ),
+    ),
+    *_of(
         "compaction/dates.py",
         (
             "a_weekday_of_a_past_verb_has_been",
@@ -2930,20 +2939,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "nobody_answers_another",
-            "question = last if is_question and not is_same and len(speakers) <= 2",
-            'question = "" if is_question and not is_same and len(speakers) <= 2',
+            "question = last\n",
+            'question = ""\n',
             "compaction/test_statements.py::test_in_a_chat_of_two_an_answer_comes_with_the_question_of_the_other",
         ),
         (
             "in_a_room_everybody_answers_the_last_question",
-            "and len(speakers) <= 2 else",
-            "else",
+            "elif len(speakers) <= 2 and last",
+            "elif last",
             "compaction/test_statements.py::test_in_a_chat_of_two_an_answer_comes_with_the_question_of_the_other",
         ),
         (
             "each_message_begins_anew",
-            "previous = last if is_same and not is_question",
-            'previous = "" if is_same and not is_question',
+            "previous = with_dates(last, before.at) if is_whole(last)",
+            'previous = "" if is_whole(last)',
             "compaction/test_statements.py::test_a_speaker_goes_on_in_the_next_message",
         ),
         (
@@ -3359,14 +3368,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "only_the_last_sentence_is_context",
-            'known = (f"{context} {text}".lstrip(), text)',
-            'known = ("", text)',
+            'known = (f"{context} {dated}".lstrip(), dated)',
+            'known = ("", dated)',
             "compaction/test_statements.py::test_a_sentence_that_names_nothing_comes_with_those_before_it",
         ),
         (
             "a_long_context_is_none",
-            'known = (f"{context} {text}".lstrip(), text)',
-            'known = (f"{context} {text}".lstrip(),)',
+            'known = (f"{context} {dated}".lstrip(), dated)',
+            'known = (f"{context} {dated}".lstrip(),)',
             "compaction/test_statements.py::test_a_sentence_that_names_nothing_comes_with_those_before_it",
         ),
         (

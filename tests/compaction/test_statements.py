@@ -297,6 +297,17 @@ def test_a_day_of_the_month_that_is_no_such_weekday_has_no_date() -> None:
     assert "on Monday the 14th." in shown
 
 
+def test_a_sentence_before_has_the_date_of_its_own_message() -> None:
+    shown = lines(
+        chat(
+            "[2024-05-01 10:20] Anna: We meet Ben at the office tomorrow.",
+            "[2024-05-03 10:20] Anna: He brought the key on time.",
+            "[2024-05-03 10:21] Ben: The code is 4711.",
+        )
+    )
+    assert any("tomorrow (2024-05-02). He brought the key on time." in line for line in shown)
+
+
 def test_without_the_time_of_the_message_there_is_no_date() -> None:
     """A history that is handed over as a list was not said at the time when it is stored."""
     shown = "\n".join(lines(chat("We meet Anna at the office tomorrow.", "The office of Anna is in Bonn.")))

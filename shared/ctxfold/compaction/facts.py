@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+from ctxfold.compaction.dates import with_dates
 from ctxfold.compaction.excerpts import failure_lines
 from ctxfold.compaction.literals import (
     MAX_FIELD_CHARS,
@@ -384,10 +385,12 @@ def _lines(
     place = 0
     for speech in speeches:
         seen: set[str] = set()
-        last = ending(before) if before is not None else ""
-        is_question, is_same = last.endswith(("?", "？")), before is not None and before.speaker == speech.speaker
-        question = last if is_question and not is_same and len(speakers) <= 2 else ""  # of more, anybody may answer
-        previous = last if is_same and not is_question and is_whole(last) else ""
+        question = previous = ""
+        if before is not None and (last := ending(before)):
+            if before.speaker == speech.speaker:
+                previous = with_dates(last, before.at) if is_whole(last) and not last.endswith(("?", "？")) else ""
+            elif len(speakers) <= 2 and last.endswith(("?", "？")):  # of more, anybody may answer
+                question = last
         before = speech
         for statement in statements(speech, question=question, previous=previous):
             place += 1

@@ -164,7 +164,7 @@ def spoken(message: Message, speakers: frozenset[str], at: datetime | None = Non
 def statements(speech: Speech, *, question: str = "", previous: str = "") -> list[Statement]:
     """Returns the statements and fragments of what somebody said, in order.
 
-    `question` is what it answers, and `previous` what the same speaker said just before, if anything.
+    `question` is what it answers, and `previous` what the same speaker said just before, with its dates, if anything.
     """
     result: list[Statement] = []
     quoted = question.replace('"', "'")  # nobody speaks for the one who answers
@@ -190,13 +190,14 @@ def statements(speech: Speech, *, question: str = "", previous: str = "") -> lis
             answers = quoted and not result and not context and (needs or not whole)
             for clause in clauses(text) if len(text) > MAX_CHARS else (text,):
                 shown = with_dates(without_opener(clause) if whole and not asks else clause, speech.at)
-                words = f"{with_dates(context, speech.at)} {shown}" if context else shown
+                words = f"{context} {shown}" if context else shown
                 if answers and len(quoted) + len(words) < MAX_CHARS:
                     words = f'{speech.speaker or "user"}, asked "{quoted}": {words}'
                 elif speech.speaker:
                     words = f"{speech.speaker}: {words}"
                 result.append(Statement(shown, words, speech.speaker, speech.named, whole and is_whole(clause), asks))
-            known = (f"{context} {text}".lstrip(), text) if whole and not asks else ("",)
+            dated = with_dates(text, speech.at)
+            known = (f"{context} {dated}".lstrip(), dated) if whole and not asks else ("",)
     return result
 
 
