@@ -496,7 +496,8 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         """Returns the model with tools. `tool_choice` is "any" or "required", "auto", "none", or a tool's name.
 
         Some providers cannot be forced to call a tool while they think; then a forced call is made without thinking, unless
-        `thinking` is set.
+        `thinking` is set. Where a call cannot be forced, "any" leaves the choice to the model, with a CtxWarning, and a tool's
+        name raises ConfigError.
         """
         chosen = choice(tool_choice)
         settings = {"tool_choice": chosen} if chosen else {}
