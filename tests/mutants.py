@@ -2020,6 +2020,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/erase.py",
         (
+            "an_event_loop_waits_until_a_log_is_rewritten",
+            "return (yield from Call(lambda: run(_rewrite_log(ports, key, records, erased_ids, rewritten), ports)))",
+            "return (yield from _rewrite_log(ports, key, records, erased_ids, rewritten))",
+            "erasure/test_erase.py::test_an_event_loop_goes_on_while_a_log_is_rewritten",
+        ),
+        (
             "contents_of_calls_are_not_erased",
             "names = {m.id for m in erased} | {result.call_id for m in erased for result in m.tool_results}",
             "names = {m.id for m in erased}",

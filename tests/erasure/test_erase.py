@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -393,3 +394,30 @@ def test_a_section_that_quotes_it_goes_too(make: Callable[..., Driven], store: A
     said.clear()
     ctx.erase("m")
     assert_gone(ctx, store)
+
+
+class NotesThreads:
+    """Counts a token for each four characters, and notes the threads that ask."""
+
+    id = "notes-threads"
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def count(self, text: str) -> int:
+        self.threads.add(threading.get_ident())
+        return (len(text) + 3) // 4
+
+
+async def test_an_event_loop_goes_on_while_a_log_is_rewritten() -> None:
+    """The summaries of a long log take seconds."""
+    counter = NotesThreads()
+    ctx = AgentContext(context_window=2_000, counter=counter)
+    for n in range(20):
+        question = user(f"The code of locker {n} is {n * 37}. {'Note it. ' * 30}", id=f"u{n}")
+        await ctx.aadd([question, assistant("Noted.", id=f"a{n}")])
+    assert ctx.usage().compactions
+    counter.threads.clear()
+    assert (await ctx.aerase("u0")).ids == ("u0",)
+    assert counter.threads - {threading.get_ident()}, "the new summary was counted in another thread"
+    ctx.close()

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 from ctxfold.compaction.summarize import as_message, summarize
-from ctxfold.effects import Flow, StoreCall
+from ctxfold.effects import Call, Flow, StoreCall, run
 from ctxfold.engine.archive import origins_of
 from ctxfold.engine.engine import Engine
 from ctxfold.errors import HeadMovedError, MessageErasedError, MessageError, StoreUnavailableError
@@ -226,6 +226,7 @@ def quoting_sections(records: Sequence[Record], erased_ids: Collection[str]) -> 
 
     They are all that a source brought later, as it is asked again, and those put in by hand that repeat a sentence.
     """
+    erased_messages: list[Message] = []
     erased_texts: set[str] = set()
     section_ids: set[str] = set()
     for record in records:
@@ -233,8 +234,11 @@ def quoting_sections(records: Sequence[Record], erased_ids: Collection[str]) -> 
         if message is None:
             continue
         if message.id in erased_ids:
-            erased_texts |= {s for s in sentences(message.text) if len(s) >= QUOTE_CHARS} | {message.text.strip()}
-        elif erased_texts and (note := section_note(message)) is not None:
+            erased_messages.append(message)
+        elif (erased_messages or erased_texts) and (note := section_note(message)) is not None:
+            while erased_messages:  # split only where a section follows: it may be a text of megabytes
+                text = erased_messages.pop().text
+                erased_texts |= {s for s in sentences(text) if len(s) >= QUOTE_CHARS} | {text.strip()}
             quotes = any(s and (s in message.text or as_quoted_data(s) in message.text) for s in erased_texts)
             section_ids |= {message.id} if quotes or not note.by_hand else set()
     return frozenset(section_ids)
@@ -493,10 +497,17 @@ def _rewrite(
 ) -> Flow[list[Rewrite]]:
     """Returns the change that erases these messages from the log of one session, in a list; an empty list without ids.
 
-    `made` caches the compactions that were rewritten, for another try.
+    `rewritten` caches the compactions that were rewritten, for another try. On an event loop the work is done in a thread: a long
+    log or a long message takes seconds.
     """
     if not erased_ids:
         return []
+    return (yield from Call(lambda: run(_rewrite_log(ports, key, records, erased_ids, rewritten), ports)))
+
+
+def _rewrite_log(
+    ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str], rewritten: _Made | None
+) -> Flow[list[Rewrite]]:
     erased_ids |= quoting_sections(records, erased_ids)
     policy = next(r.body.policy for r in records if isinstance(r.body, PolicyChanged))
     scrub = Scrub(set(erased_ids), ports.counter.count, ports.counter.id)
