@@ -93,7 +93,7 @@ def open_backend(provider: str, model: str, *, wire: Wire | None = None, **setti
     row = load_profile(own or provider).for_wire(wire)
     if own is None and row.name.startswith("generic") and not settings.get("base_url"):
         raise ConfigError(
-            f"no provider is named for the model {model!r}, and no address: give provider='openai' or another one, or base_url=..."
+            f"provider {row.name!r} has no address, for the model {model!r}: give base_url=..., or provider='openai' or another one"
         )
     backend: type[HttpBackend] = getattr(import_module("ctxfold.backends"), BACKENDS[row.wire])
     return backend(model=model, profile=row, **settings)

@@ -143,7 +143,7 @@ def test_a_list_asks_anew_whose_results_were_compacted_before_their_reply() -> N
             calls = [{"name": "look", "args": {}, "id": f"c{i}"} for i in range(4)]
             results = [ToolMessage("says this and that. " * 6, tool_call_id=f"c{i}", id=f"r{i}") for i in range(4)]
             listed = [HumanMessage("Look.", id="h"), AIMessage("", tool_calls=calls, id="a"), *results]
-            weather.faults.extend(["ok", "ok", "ok", "lost", "fail"])  # the session, the list, a compaction, the reply
+            weather.faults.extend(["ok", "ok", "lost", "fail"])  # two writes, then that of the reply, and its next try
             with pytest.raises(StoreUnavailableError):
                 chat.invoke(listed)
             weather.faults.clear()
