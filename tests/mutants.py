@@ -176,15 +176,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
-        "connect.py",
-        (
-            "a_model_without_a_provider_is_asked_at_this_machine",
-            'row.name.startswith("generic") and not settings.get("base_url")',
-            "False",
-            "engine/test_mistakes.py::test_services_that_cannot_be_used",
-        ),
-    ),
-    *_of(
         "session/context.py",
         (
             "a_text_is_asked_like_a_turn",
@@ -701,6 +692,15 @@ MUTANTS: tuple[Mutant, ...] = (
             "whole = isinstance(value, dict) and len(text) <= WHOLE_OBJECT_CHARS",
             "whole = False",
             "retrieval/test_recall.py::test_a_json_object_is_cut_at_its_list_when_it_is_long_only",
+        ),
+    ),
+    *_of(
+        "backends/http_backend.py",
+        (
+            "a_model_without_a_provider_is_asked_at_this_machine",
+            "if not self._has_address:",
+            "if False:",
+            "engine/test_mistakes.py::test_services_that_cannot_be_used",
         ),
     ),
     *_of(

@@ -85,16 +85,11 @@ BACKENDS: Mapping[Wire, str] = {
 def open_backend(provider: str, model: str, *, wire: Wire | None = None, **settings: Any) -> HttpBackend:
     """Returns a backend for a built-in provider, or for `profile=`. It speaks the profile's wire format, or `wire`.
 
-    Raises ConfigError when the provider does not speak that wire, or when nothing says where the service is.
+    Raises ConfigError when the provider does not speak that wire.
     """
     from ctxfold.backends.profile import load_profile
 
-    own = settings.pop("profile", None)
-    row = load_profile(own or provider).for_wire(wire)
-    if own is None and row.name.startswith("generic") and not settings.get("base_url"):
-        raise ConfigError(
-            f"provider {row.name!r} has no address, for the model {model!r}: give base_url=..., or provider='openai' or another one"
-        )
+    row = load_profile(settings.pop("profile", None) or provider).for_wire(wire)
     backend: type[HttpBackend] = getattr(import_module("ctxfold.backends"), BACKENDS[row.wire])
     return backend(model=model, profile=row, **settings)
 

@@ -113,7 +113,7 @@ def test_lines_of_one_wire_import_on_a_backend_of_another(tmp_path: Any) -> None
             path = tmp_path / "lines.jsonl"
             path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
             with (
-                open_backend(provider, "m", api_key="k", base_url="http://127.0.0.1:9/v1") as backend,
+                open_backend(provider, "m", api_key="k") as backend,
                 AgentContext(backend, session_id="s", store="memory://", context_window=9000) as context,
             ):
                 context.import_jsonl(path)

@@ -225,10 +225,10 @@ async def test_what_is_sent(content: Any) -> None:
 
 
 def test_services_that_cannot_be_used() -> None:
-    with pytest.raises(
-        ConfigError, match=r"provider 'generic' has no address, for the model 'gpt-5-mini': give base_url="
-    ):
-        open_backend("generic", "gpt-5-mini")
+    with open_backend("generic", "gpt-5-mini") as nowhere, made(backend=nowhere) as ctx:
+        with pytest.raises(ConfigError, match=r"'generic' has no address, for the model 'gpt-5-mini': give base_url="):
+            ctx.send("Hello.")
+        assert ctx.messages() == ()
     with (
         OpenAIChatBackend(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0) as nobody,
         made(backend=nobody) as ctx,

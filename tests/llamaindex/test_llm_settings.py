@@ -23,7 +23,7 @@ def test_metadata_knows_the_window_from_the_user_then_the_row() -> None:
     assert row.metadata.context_window == 1_000_000
     given = CtxLLM(model="deepseek-v4-pro", provider="deepseek", api_key=KEY, context_window=64_000, max_tokens=500)
     assert (given.metadata.context_window, given.metadata.num_output) == (64_000, 500)
-    unknown = CtxLLM(model="m", base_url="http://localhost:1").metadata
+    unknown = CtxLLM(model="m").metadata
     assert unknown.num_output == -1
     assert unknown.is_function_calling_model
     assert unknown.is_chat_model
@@ -129,7 +129,7 @@ async def test_a_backend_can_be_given() -> None:
 
 def test_making_an_llm_opens_no_http_client() -> None:
     code = (
-        "import sys; from llamaindex_ctx import CtxLLM; CtxLLM(model='m', base_url='http://localhost:1');"
+        "import sys; from llamaindex_ctx import CtxLLM; CtxLLM(model='m');"
         "print('ctxfold.backends.http_backend' in sys.modules, 'ctxfold.backends.http' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -146,6 +146,7 @@ if TYPE_CHECKING:
 
 
 HIDDEN = "**********"
+NO_ADDRESS = "http://localhost"  # in the rows for any service: hardly any model listens at port 80 of this machine
 MIN_SECRET_CHARS = 6
 CREDENTIALS = frozenset({"api-key", "authorization", "x-api-key", "x-goog-api-key"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -197,6 +198,7 @@ class HttpBackend(ABC, Closing):
         self._profiles = {model: self._row.for_model(model)}
         self._url, login = _url(self._row.path, base_url or self._row.base_url)
         self._stream_url, _ = _url(self._row.stream_path or self._row.path, base_url or self._row.base_url)
+        self._has_address = bool(base_url or http_client or async_http_client) or self._row.base_url != NO_ADDRESS
         extra_headers = _headers(headers)
         self._headers = {**login, **extra_headers}
         has_credential = CREDENTIALS & extra_headers.keys() or login.keys() & {n.lower() for n in self._row.headers}
@@ -443,6 +445,11 @@ class HttpBackend(ABC, Closing):
         fields = self.request_body(request, stream=stream)
         headers |= self._headers_for(profile, fields, headers)
         body = _encoded(fields)
+        if not self._has_address:
+            raise ConfigError(
+                f"provider {self._row.name!r} has no address, for the model {self._model!r}: give base_url=..., or "
+                "provider='openai' or another one"
+            )
         return HttpCall(
             profile,
             Open(
