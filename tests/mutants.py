@@ -64,6 +64,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/dates.py",
         (
+            "the_i_of_turkish_is_an_i",
+            "\\b(?a:",
+            "\\b(?:",
+            "compaction/test_statements.py::test_no_day_is_made_up",
+        ),
+        (
             "a_weekday_of_a_past_verb_has_been",
             'which in ("on", "this") and _is_past(match)',
             'which in ("on", "this") and False',
@@ -2956,6 +2962,24 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_statements.py::test_in_a_chat_of_two_an_answer_comes_with_the_question_of_the_other",
         ),
         (
+            "a_summary_s_lines_are_neighbours",
+            'before is not None and message.kind != "summary" and',
+            "before is not None and",
+            "compaction/test_statements.py::test_lines_of_a_summary_are_no_neighbours",
+        ),
+        (
+            "a_summary_is_the_message_before",
+            'if message.kind == "summary":\n                before = None',
+            'if message.kind == "summary":\n                before = speeches[-1]',
+            "compaction/test_statements.py::test_lines_of_a_summary_are_no_neighbours",
+        ),
+        (
+            "what_is_taken_back_is_a_fragment",
+            " | {f.value for f in scan(statement.line)}",
+            "",
+            "compaction/test_statements.py::test_a_value_that_is_taken_back_is_no_fact",
+        ),
+        (
             "each_message_begins_anew",
             "previous = with_dates(last, before.at) if is_whole(last)",
             'previous = "" if is_whole(last)',
@@ -3107,6 +3131,36 @@ MUTANTS: tuple[Mutant, ...] = (
             "(?:(?<=\\s)|^(?=\\w+ed\\b))",
             "(?<=\\s)",
             "compaction/test_statements.py::test_a_sentence_may_begin_with_what_was_done",
+        ),
+        (
+            "make_that_a_rule_takes_back",
+            r'r"|make that\b(?=\s(?:',
+            r'r"|make that\b(?=|\s(?:',
+            "compaction/test_statements.py::test_a_rule_stays_one_where_nothing_is_taken_back",
+        ),
+        (
+            "i_meant_it_takes_back",
+            r'|\sit{_STOP})"',
+            r')"',
+            "compaction/test_statements.py::test_a_rule_stays_one_where_nothing_is_taken_back",
+        ),
+        (
+            "scratch_that_itch_takes_back",
+            r"(?:scratch|strike) that\b(?:{_STOP}",
+            r"(?:scratch|strike) that\b(?:",
+            "compaction/test_statements.py::test_a_rule_stays_one_where_nothing_is_taken_back",
+        ),
+        (
+            "no_wait_times_takes_back",
+            r"\s(?:times?|lists?|",
+            r"\s(?:",
+            "compaction/test_statements.py::test_a_rule_stays_one_where_nothing_is_taken_back",
+        ),
+        (
+            "wait_no_one_takes_back",
+            r"\s(?:one|more|",
+            r"\s(?:more|",
+            "compaction/test_statements.py::test_a_rule_stays_one_where_nothing_is_taken_back",
         ),
         (
             "nothing_is_taken_back",
@@ -3365,6 +3419,24 @@ MUTANTS: tuple[Mutant, ...] = (
             "(needs or not whole)",
             "(not whole)",
             "compaction/test_statements.py::test_an_answer_about_her_comes_with_the_question",
+        ),
+        (
+            "any_year_has_days_around_it",
+            "if 1000 <= moment.year < MAX_YEAR else",
+            "if True else",
+            "compaction/test_statements.py::test_no_day_is_made_up",
+        ),
+        (
+            "a_question_takes_something_back",
+            "corrects = not asks and",
+            "corrects = ",
+            "compaction/test_statements.py::test_a_rule_stays_one_where_nothing_is_taken_back",
+        ),
+        (
+            "a_note_is_what_was_said_before",
+            'return "" if text.startswith("[") else text',
+            "return text",
+            "compaction/test_statements.py::test_a_note_in_brackets_is_not_what_somebody_said",
         ),
         (
             "what_is_corrected_stands_alone",

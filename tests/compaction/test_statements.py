@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from time import process_time
 from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, Message, RatioCounter, ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold import (
+    AgentContext,
+    Message,
+    RatioCounter,
+    ScriptedBackend,
+    TextPart,
+    ToolCallPart,
+    assistant,
+    tool_result,
+    user,
+)
 from ctxfold.compaction.facts import extract
 from ctxfold.compaction.sentences import is_whole
 from ctxfold.compaction.statements import spoken
@@ -265,6 +276,21 @@ def test_words_for_days_come_with_their_date(words: str, date: str) -> None:
     assert any(date in line for line in lines(stamped))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The move of Anna to hall 7 is on Frıday.",
+        "[0001-01-01 10:20] Anna: I went to hall 7 yesterday, 999 weeks ago.",
+        "[9999-12-31 10:20] Anna: I will go to hall 7 tomorrow, on Monday the 13th.",
+    ],
+)
+def test_no_day_is_made_up(text: str) -> None:
+    """Not of a word that only looks like a weekday, and none before or behind the calendar."""
+    said = chat("[2024-05-01 10:20] Anna: I am in hall 7.", f"[2024-05-01 10:21] Anna: {text}", text)
+    (shown, *_) = [line for line in lines(said) if "(#3" in line]
+    assert "(20" not in shown
+
+
 def test_a_note_in_brackets_is_not_what_somebody_said() -> None:
     shown = lines(
         chat(
@@ -278,6 +304,8 @@ def test_a_note_in_brackets_is_not_what_somebody_said() -> None:
     assert "- Ben: The code of the safe is 4711. (#2)" in shown
     assert "- Anna: The code of the bike is 12. (#3)" in shown
     assert not any("ironed" in line or "sits" in line for line in shown)
+    shown = lines(chat("Anna: I have it.", "Ben: My locker is 41. [Ben sits down at last.]", "Ben: It holds 20 l."))
+    assert "- Ben: It holds 20 l. (#3)" in shown
 
 
 def test_how_long_something_took_is_no_date() -> None:
@@ -892,6 +920,54 @@ def test_what_is_corrected_does_not_stand_alone(taken_back: str) -> None:
     assert not [fact for fact in extract(said) if fact.value == "3.31"]
     shown = lines(said)
     assert [line for line in shown if "3.31" in line] == [f"- user: Anna's server runs version 3.31. {taken_back} (#1)"]
+
+
+@pytest.mark.parametrize(
+    "following",
+    [
+        "Make that a rule for everyone.",
+        "Make that script of hall 7 shorter.",
+        "I meant it!",
+        "I meant to ask, is Anna in hall 7?",
+        "Correction fluid costs 3 EUR.",
+        "My mistake was to trust Ben.",
+        "Scratch that itch with 20 EUR.",
+        "No wait times at gate 7.",
+        "Wait, no one told Anna.",
+        "Wait no, is that for Anna?",
+    ],
+)
+def test_a_rule_stays_one_where_nothing_is_taken_back(following: str) -> None:
+    facts = extract(chat(f"Never call Anna's landlord before 9:15. {following}"))
+    assert [fact.text for fact in facts if fact.kind == "rule"] == ["Never call Anna's landlord before 9:15."]
+
+
+@pytest.mark.parametrize(
+    "taken_back",
+    [
+        "make that 9:30",
+        "Make that Tuesday.",
+        "Scratch that, she comes at 9:30.",
+        "Correction: 9:30.",
+        "I meant to say 9:30.",
+    ],
+)
+def test_a_value_that_is_taken_back_is_no_fact(taken_back: str) -> None:
+    facts = extract(chat(f"Anna's bus leaves at 9:15. {taken_back}"))
+    assert "9:15" not in {fact.text for fact in facts}
+
+
+def test_lines_of_a_summary_are_no_neighbours() -> None:
+    summary = Message(
+        "s",
+        "user",
+        (TextPart("user: The cat of Anna is called Tom.\nuser: It costs 40 EUR.\nuser: Where is the cat of Anna?"),),
+        kind="summary",
+    )
+    (*facts,) = extract([summary, user("It weighs 12 kg.", id="u")])
+    assert {"user: It costs 40 EUR.", "user: It weighs 12 kg."} <= {fact.line.text for fact in facts if fact.line}
+    summary = replace(summary, parts=(TextPart("assistant: Which colour has hall 7?\nuser: RAL 5010"),))
+    assert "user: RAL 5010" in {fact.line.text for fact in extract([summary]) if fact.line}
 
 
 def test_in_a_chat_of_two_an_answer_comes_with_the_question_of_the_other() -> None:

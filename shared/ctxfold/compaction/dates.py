@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "ten": 10}
-_WHEN = re.compile(
-    rf"\b(?:(?P<near>today|tonight|tomorrow|yesterday|the day after tomorrow|the day before yesterday|this (?:morning"
+_WHEN = re.compile(  # in ASCII, as `re.I` takes the "ı" of Turkish for an "i"
+    rf"\b(?a:(?P<near>today|tonight|tomorrow|yesterday|the day after tomorrow|the day before yesterday|this (?:morning"
     rf"|afternoon|evening))"
     rf"|(?P<which>next|last|this|on|by|until|till|before|coming)\s(?P<day>{'|'.join(_WEEKDAYS)})"
     rf"|in (?P<ahead>\d{{1,3}}|{'|'.join(_COUNTS)}) (?P<ahead_unit>days?|weeks?)"

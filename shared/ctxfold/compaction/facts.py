@@ -290,7 +290,10 @@ def _stated(sources: Sequence[FactSource]) -> Iterator[_StatedLine]:
         else:
             speeches = list(spoken(message, speakers, at))
             yield from _lines(speeches, message, number, role, before, folded_speakers)
-            before = speeches[-1] if speeches else before
+            if message.kind == "summary":
+                before = None
+            elif speeches:
+                before = speeches[-1]
         for call in message.tool_calls:
             weight = _LOOKUP_WEIGHT if _LOOKUP.match(call.name) else _ARGUMENT_WEIGHT
             yield from _arguments(call, number, message.id, weight)
@@ -386,7 +389,8 @@ def _lines(
     for speech in speeches:
         seen: set[str] = set()
         question = previous = ""
-        if before is not None and (last := ending(before)):
+        # the lines of a summary were said at different times
+        if before is not None and message.kind != "summary" and (last := ending(before)):
             if before.speaker == speech.speaker:
                 previous = with_dates(last, before.at) if is_whole(last) and not last.endswith(("?", "？")) else ""
             elif len(speakers) <= 2 and last.endswith(("?", "？")):  # of more, anybody may answer
@@ -396,7 +400,7 @@ def _lines(
             place += 1
             line = Line(statement.line, number, message.id, place)
             literals = _literals(statement, message, speakers)
-            seen |= {f.value for f, _ in literals}
+            seen |= {f.value for f, _ in literals} | {f.value for f in scan(statement.line)}
             yield from _line_with_facts(statement, literals, line, message, role)
         yield from _fragments(speech, seen | set(speakers), message, number, role)
 

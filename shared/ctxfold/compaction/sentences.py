@@ -35,9 +35,18 @@ _POINTS_BACK = re.compile(
     r"\b(?:it|them|ones?)(?:\s*[.!…]*$|\s?[—–;])"
     r"|\b(?:it|them) (?:out|up|down|on|off|in|into|to|by|before|after|until|till|from|with|for|at|there|here|too|again|now)\b"
 )
+_STOP = r"(?=\s*(?:[^\w\s]|$))"  # nothing, or a sign, follows
+# "Make that a rule.", "I meant it!" and "Scratch that itch" take nothing back
 _CORRECTS = re.compile(
     r"(?:(?:oh|ah|hmm|oops|argh|ok|okay|no|sorry)\b[\s,.!]*)*"
-    r"(?:(?:no|sorry)\W+wait|wait\W+no|scratch that|strike that|correction|i meant|make that|my mistake)\b",
+    r"(?:(?:no|sorry)\W+wait\b(?!\s(?:times?|lists?|for|until|till)\b)"
+    r"|wait\W+no\b(?!\s(?:one|more|longer|problem|matter|way|idea)\b)"
+    rf"|(?:scratch|strike) that\b(?:{_STOP}|(?=\s(?:I|we|you|he|she|it|they|there|the|my|our|let|make)\b))"
+    rf"|(?:correction|my mistake)\b{_STOP}"
+    rf"|I meant\b(?!\s(?:to (?!say|write|type)|what I|every word)|\sit{_STOP})"
+    r"|make that\b(?=\s(?:(?:the|on|at|for|about|around|next|by) )?(?:[^\w\s]?\d|(?-i:[A-Z])[\w-]++\s*(?:[^\w\s]|$)"
+    r"|(?:two|three|four|five|six|seven|eight|nine|ten|twelve|half|quarter|noon|midnight|tomorrow|tonight"
+    r"|(?:mon|tues|wednes|thurs|fri|satur|sun)day)\b)))",
     re.I,
 )
 _VERBS = re.compile(

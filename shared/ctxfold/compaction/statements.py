@@ -33,6 +33,7 @@ from ctxfold.history.terms import STOP_WORDS, terms
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 
+MAX_YEAR = 9_000  # of a time stamp
 LIVE_S = 0.5  # messages that follow each other faster were handed over together
 _STAMP = re.compile(
     r"^\s{0,8}[\[(]?(?P<day>\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})?[T,]?\s{0,4}"
@@ -178,7 +179,7 @@ def statements(speech: Speech, *, question: str = "", previous: str = "") -> lis
                 continue
             asks = text.endswith(("?", "？"))
             whole = is_whole(text)
-            corrects = is_correction(text)
+            corrects = not asks and is_correction(text)
             needs = corrects or (whole and needs_previous(text))
             context = next((c for c in known if needs and len(c) + len(text) < MAX_CHARS), "")
             if context and context[-1].isalnum():
@@ -202,10 +203,11 @@ def statements(speech: Speech, *, question: str = "", previous: str = "") -> lis
 
 
 def ending(speech: Speech) -> str:
-    """Returns the last sentence of what somebody said."""
+    """Returns the last sentence of what somebody said, "" for a note in brackets."""
     *_, last = speech.text.rstrip().splitlines()
     *_, sentence = split_sentences(last)
-    return plain(LIST_MARK.sub("", sentence))
+    text = plain(LIST_MARK.sub("", sentence))
+    return "" if text.startswith("[") else text
 
 
 def _stamp(line: str) -> re.Match[str] | None:
@@ -239,9 +241,11 @@ def _moment(stamp: re.Match[str]) -> datetime | None:
     if day is None or "-" not in day:
         return None  # a day and a month in an order that is not known
     try:
-        return datetime.fromisoformat(day).replace(tzinfo=UTC)
+        moment = datetime.fromisoformat(day).replace(tzinfo=UTC)
     except ValueError:
         return None
+    # near its ends the calendar has no "yesterday" and no "in 999 weeks"
+    return moment if 1000 <= moment.year < MAX_YEAR else None
 
 
 def spoken_times(sources: Sequence[Entry | Message]) -> list[datetime | None]:
