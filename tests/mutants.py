@@ -2980,6 +2980,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_statements.py::test_a_value_that_is_taken_back_is_no_fact",
         ),
         (
+            "each_literal_looks_at_all_of_its_line",
+            "if not _tells(fact, around):",
+            "if not _tells(fact, raw):",
+            "compaction/test_statements.py::test_a_long_line_of_bare_days_is_gone_through_once",
+        ),
+        (
+            "a_place_in_a_long_word_is_lost",
+            "    if start < 0:  # the place is in a long word\n        start = at",
+            "    start = max(start, 0)",
+            "compaction/test_statements.py::test_the_words_around_a_value_in_a_long_word_are_few",
+        ),
+        (
             "each_message_begins_anew",
             "previous = with_dates(last, before.at) if is_whole(last)",
             'previous = "" if is_whole(last)',

@@ -957,6 +957,19 @@ def test_a_value_that_is_taken_back_is_no_fact(taken_back: str) -> None:
     assert "9:15" not in {fact.text for fact in facts}
 
 
+def test_a_long_line_of_bare_days_is_gone_through_once() -> None:
+    """Each day was looked for in all of the line: 18 s."""
+    started_s = process_time()
+    assert not extract(chat("[1999-12-31] " * 15_000))
+    assert process_time() - started_s < 5
+
+
+def test_the_words_around_a_value_in_a_long_word_are_few() -> None:
+    (fact,) = extract(chat(f"[{'x' * 300}(12:30) train leaves {'z ' * 80}"))
+    assert fact.line is not None
+    assert fact.line.text.startswith("user: 12:30) train leaves z")
+
+
 def test_lines_of_a_summary_are_no_neighbours() -> None:
     summary = Message(
         "s",

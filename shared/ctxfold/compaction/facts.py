@@ -529,22 +529,28 @@ def _sentence(statement: Statement, message: Message, has_literal: bool) -> Iter
 def _fragments(speech: Speech, seen: set[str], message: Message, number: int, role: float) -> Iterator[_StatedLine]:
     """Yields the literals that no statement has, with the words around them."""
     for raw in speech.text.splitlines():
+        position = 0
         for fact in scan(LIST_MARK.sub("", raw)):
-            if fact.value in seen or fact.kind not in _TELLING or not _tells(fact, raw):
+            position = max(position, raw.find(fact.text, position))
+            if fact.value in seen or fact.kind not in _TELLING:
+                continue
+            around = _around(raw, position, position + len(fact.text))
+            if not _tells(fact, around):
                 continue
             seen.add(fact.value)
-            around = " ".join(_around(raw, fact.text).split())
+            around = " ".join(around.split())
             line = Line(f"{speech.speaker}: {around}" if speech.speaker else around, number, message.id, 10_000)
             yield _StatedLine(line, _placed(((fact, FRAGMENT / 2),), line, role))
 
 
-def _around(raw: str, text: str) -> str:
+def _around(raw: str, at: int, until: int) -> str:
+    """Returns the words around a place of a line, all of it where that is short."""
     if len(raw) <= MAX_FRAGMENT_CHARS:
         return raw
-    at = raw.find(text)
-    start = max(0, raw.find(" ", max(0, at - MAX_FRAGMENT_CHARS // 2)) if at > MAX_FRAGMENT_CHARS // 2 else 0)
-    end = raw.rfind(" ", at, start + MAX_FRAGMENT_CHARS)
-    return raw[start : end if end > at else min(len(raw), at + len(text))]
+    start = raw.find(" ", at - MAX_FRAGMENT_CHARS // 2, at) if at > MAX_FRAGMENT_CHARS // 2 else 0
+    if start < 0:  # the place is in a long word
+        start = at
+    return raw[start : max(until, raw.rfind(" ", at, start + MAX_FRAGMENT_CHARS))]
 
 
 def _topic(statement: Statement, facts: Sequence[Fact]) -> _Topic | None:
@@ -620,7 +626,9 @@ def _leaves(data: Any, key: str, subject: _Subject) -> Iterator[_Leaf]:
             yield _Leaf((fact,), subject.label, f"{key} {fact.text}".strip())
         case str() if text := without_markers(data).strip():
             facts = tuple(_leaf_text(text, _with_subject(key, subject.value, text)))
-            shown = text if len(text) <= MAX_FIELD_CHARS else f"{_around(text, facts[0].text if facts else text)} …"
+            first = facts[0].text if facts else text.split(maxsplit=1)[0]
+            at = max(0, text.find(first))
+            shown = text if len(text) <= MAX_FIELD_CHARS else f"{_around(text, at, at + len(first))} …"
             entry = "" if text == subject.value else f"{key} {' '.join(shown.split())}".strip()
             yield _Leaf(facts, subject.label, entry)
         case _:
