@@ -64,6 +64,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "compaction/dates.py",
         (
+            "only_a_verb_of_a_known_tense_counts",
+            "if _has_unknown_verb(clause):",
+            "if False:",
+            "compaction/test_statements.py::test_words_for_days_come_with_their_date",
+        ),
+        (
             "the_i_of_turkish_is_an_i",
             "\\b(?a:",
             "\\b(?:",

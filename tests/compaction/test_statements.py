@@ -269,6 +269,8 @@ def test_there_are_no_stamps_and_no_fragments() -> None:
         ("The parcel arrived last Wednesday.", "last Wednesday (2024-04-24)"),
         ("We moved Anna to the bigger office on Friday.", "on Friday (2024-04-26)"),
         ("The delivery was put off until Friday.", "until Friday (2024-04-26 or 2024-05-03)"),
+        ("I told Ben that we meet at the hall 7 on Friday.", "on Friday (2024-05-03)"),
+        ("I told Ben that we met at the hall 7 on Friday.", "on Friday (2024-04-26)"),
     ],
 )
 def test_words_for_days_come_with_their_date(words: str, date: str) -> None:

@@ -41,6 +41,7 @@ _AHEAD = frozenset(
 )
 _EITHER = frozenset("bet burst cost cut hit hurt let put quit read set shut split spread".split())  # noqa: SIM905 - past or present
 _SUBJECTS = frozenset("i you he she it we they".split())  # noqa: SIM905
+_ALWAYS_SUBJECTS = _SUBJECTS - {"you", "it"}
 _IS_SHORT = _SUBJECTS | frozenset("that there what who where here this".split())  # noqa: SIM905 - "'s" behind others is a possessive
 _BEFORE_PARTICIPLES = frozenset("is are am be being get gets".split())  # noqa: SIM905
 _BEFORE_GOT = frozenset("has have".split())  # noqa: SIM905
@@ -108,8 +109,18 @@ def _is_past(match: re.Match[str]) -> bool | None:
     words = {*_words(clause), *_words(after)}
     if not near and not words.isdisjoint(_SUBJECTS) and words.isdisjoint(_EITHER):  # "I get the key" has another verb
         return False
+    if _has_unknown_verb(clause):
+        return False
     near += reversed(_tenses(" ".join(others)))
     return near[0] if near else None
+
+
+def _has_unknown_verb(clause: str) -> bool:
+    """Tells whether the last subject of a clause has a verb that is no past one, as in "I told Ben that we meet"."""
+    words = list(_words(clause))
+    last = max((at for at, word in enumerate(words) if word in _ALWAYS_SUBJECTS), default=len(words))
+    behind = words[last + 1 :]
+    return bool(behind) and not _tenses(" ".join(behind)) and _EITHER.isdisjoint(behind)
 
 
 def _tenses(clause: str) -> list[bool]:
