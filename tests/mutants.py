@@ -526,6 +526,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_recall_beside_excerpts.py::test_an_excerpt_is_found_whenever_the_process_has_ended",
         ),
         (
+            "an_excerpt_is_indexed_where_it_would_stand_without_what_another_thread_stores",
+            "if expect is None and (yield from StoreCall(Store.find, open_session.key, [d.id for d in drafts])):",
+            "if False:",
+            "retrieval/test_recall_beside_excerpts.py::test_an_excerpt_is_found_where_another_thread_stores_a_part_of_its_round",
+        ),
+        (
             "an_excerpt_is_not_indexed_where_another_writer_has_its_round",
             "placed = [replace(document, seq=seq) for seq, document in stored if seq is not None]",
             "placed = []",
@@ -4029,6 +4035,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "io/session_files.py",
+        (
+            "an_import_believes_that_nothing_was_stored_since_it_looked",
+            "expect=head)",
+            "expect=open_session.state.head)",
+            "retrieval/test_recall_beside_excerpts.py::test_an_excerpt_is_found_where_another_thread_stores_a_part_of_a_file",
+        ),
         (
             "an_import_leaves_the_turn_that_it_completes_open",
             'drafts.append(closing_draft(engine.ports, place, "completed"))',

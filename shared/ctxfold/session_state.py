@@ -454,6 +454,9 @@ def append_messages(
     for _ in range(DECIDE_TRIES):
         with open_session.lock:
             head = open_session.state.head if expect is None else expect
+        # after the head is read: another request of this process may have stored some since the caller looked
+        if expect is None and (yield from StoreCall(Store.find, open_session.key, [d.id for d in drafts])):
+            break
         placed = [replace(document, seq=head + document.seq) for document in by_place]
         try:
             return (yield from append(open_session, drafts, ports, expect=head, documents=(*documents, *placed)))
@@ -461,9 +464,7 @@ def append_messages(
             if expect is not None:
                 raise
             yield from refresh(open_session, ports)
-            if (yield from StoreCall(Store.find, open_session.key, [d.id for d in drafts])):
-                break
-    # another writer stores some of these too, or many write all the time: where the records will stand is not known before
+    # the session has some of these already, or many write all the time: where the records will stand is not known before
     records = yield from append(open_session, drafts, ports, documents=documents)
     seqs = {r.id: r.seq for r in records}
     stored = [(seqs.get(drafts[document.seq - 1].id), document) for document in by_place]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,6 +186,63 @@ def test_an_excerpt_is_found_where_another_writer_comes_first(make: Make, known:
     ctx.send(results)
     assert [hit.message_id for hit in ctx.search("step_60 1420")] == ["r2"]
     assert [m.id for m in ctx.messages() if m.text != "Something else."] == ["u", "t", "r1", "r2", "a"]
+
+
+class CountsExcerpt:
+    """A counter that calls `meanwhile` when it counts an excerpt: so far the messages are not stored, but were looked for."""
+
+    id = "letters"
+    meanwhile: Callable[[], object] | None = None
+
+    def count(self, text: str) -> int:
+        meanwhile = self.meanwhile
+        if meanwhile is not None and "step_1(" in text and len(text) < len(outline(1)):
+            self.meanwhile = None
+            meanwhile()
+        return len(text) // 4
+
+
+def test_an_excerpt_is_found_where_another_thread_stores_a_part_of_its_round(make: Make) -> None:
+    """Both work with one open session: the log ends where this one believes, but a part of its messages stands there already."""
+    counter = CountsExcerpt()
+    calls = [ToolCallPart(name, "outline", "{}") for name in ("c1", "c2")]
+    backend = scripted(assistant("", id="t", calls=calls), assistant("I have looked at them.", id="a"))
+    ctx = make(backend, counter=counter, context_window=2_000)
+    ctx.send([user("Look at both.", id="u")])
+    results = [tool_result("c1", "Nothing.", id="r1"), tool_result("c2", 8 * outline(1), id="r2")]
+    counter.meanwhile = lambda: ctx.ctx.add(results[:1])
+    ctx.send(results)
+    assert counter.meanwhile is None
+    assert [m.id for m in ctx.messages()] == ["u", "t", "r1", "r2", "a"]
+    assert [hit.message_id for hit in ctx.search("step_60 1420")] == ["r2"]
+
+
+class FindsFirst(MemoryStore):
+    """A store that calls `meanwhile` once, right after it has looked for something."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
+        records = super().find(key, ids)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return records
+
+
+def test_an_excerpt_is_found_where_another_thread_stores_a_part_of_a_file(make: Make, tmp_path: Path) -> None:
+    store = FindsFirst()
+    ctx = make(store=store, context_window=2_000)
+    path = tmp_path / "turn.jsonl"
+    messages = reads(1, times=8)
+    whole = make(context_window=100_000)
+    whole.add(messages)
+    whole.export_jsonl(path, zone="window")
+    store.meanwhile = lambda: ctx.ctx.add(messages[:1])
+    ctx.import_jsonl(path)
+    assert store.meanwhile is None
+    assert [m.id for m in ctx.messages()] == ["u1", "t1", "r1", "a1"]
+    assert [hit.message_id for hit in ctx.search("step_60 1420")] == ["r1"]
 
 
 @pytest.mark.parametrize("recognise", [False, True])

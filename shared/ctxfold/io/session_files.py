@@ -348,6 +348,9 @@ def import_jsonl(
 
 def _append(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) -> Flow[tuple[Message, ...]]:
     for _ in range(TRIES):
+        head = (
+            open_session.state.head
+        )  # before the names: another request of this process may store some of the messages
         names = yield from _new_names(open_session, lines)
         fresh = list({line.message.id: line for line in lines if line.message.id in names}.values())
         # a failed attempt to add some of the lines has left them in open turns: they are completed here
@@ -359,7 +362,6 @@ def _append(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) ->
         pins = [line.message.id for line in lines if line.pinned]
         _check_pins(engine, open_session, lines)
         drafts: list[Draft] = [closing_draft(engine.ports, turn, "completed") for turn in turns[:-1]]
-        head = open_session.state.head
         for message, shown in sized(
             [x.message for x in fresh], rules=open_session.rules(), counter=engine.ports.counter
         ):
