@@ -2038,6 +2038,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "engine/erase.py",
         (
+            "no_subscriber_hears_that_a_session_is_erased",
+            "engine.events.emit(MessagesErased(key.session, ()))",
+            "pass",
+            "langchain/test_with_context.py::test_no_window_is_kept_of_what_was_erased",
+        ),
+        (
+            "no_subscriber_hears_that_an_owner_is_erased",
+            "engine.events.emit(*(MessagesErased(name, ()) for name in names))",
+            "pass",
+            "langchain/test_with_context.py::test_no_window_is_kept_of_what_was_erased",
+        ),
+        (
             "an_event_loop_waits_until_a_log_is_rewritten",
             "return (yield from Call(lambda: run(_rewrite_log(ports, key, records, erased_ids, rewritten), ports)))",
             "return (yield from _rewrite_log(ports, key, records, erased_ids, rewritten))",

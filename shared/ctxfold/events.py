@@ -85,7 +85,10 @@ class MessagesRestored:
 
 @dataclass(frozen=True, slots=True)
 class MessagesErased:
-    """Messages were erased permanently; `ids` names them. Copies that were sent to a provider earlier are not affected."""
+    """Messages were erased permanently; `ids` names them, and is empty where the whole session was erased.
+
+    Copies that were sent to a provider earlier are not affected.
+    """
 
     session: str
     ids: tuple[str, ...]

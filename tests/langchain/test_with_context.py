@@ -469,3 +469,26 @@ def test_an_erased_message_stays_in_no_converted_window() -> None:
     context.erase(context.view().live[0].id)
     gc.collect()
     assert kept() is None
+
+
+ERASURES: dict[str, Callable[[Any], object]] = {
+    "thread": lambda model: model.erase("s"),
+    "message": lambda model: model.context("s").erase("secret"),
+    "session": lambda model: model.context("s").erase_session(),
+    "owner": lambda model: model.context("s").erase_owner(),
+}
+
+
+@pytest.mark.parametrize("erase", ERASURES.values(), ids=ERASURES)
+def test_no_window_is_kept_of_what_was_erased(erase: Callable[[Any], object]) -> None:
+    with with_context(FakeListChatModel(responses=["Noted."]), session_id="s", context_window=4_000) as model:
+        model.invoke([HumanMessage("My code is 4711-sesame.", id="secret")])
+        assert _messages_with("4711-sesame"), "the window waits for the next call"
+        erase(model)
+        assert _messages_with("4711-sesame") == []
+
+
+def _messages_with(text: str) -> list[BaseMessage]:
+    gc.collect()
+    messages = [m for m in gc.get_objects() if issubclass(type(m), BaseMessage)]  # isinstance would ask dead proxies
+    return [m for m in messages if text in m.text]

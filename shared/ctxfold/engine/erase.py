@@ -330,6 +330,8 @@ def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:
         late, late_settled = yield from _made_meanwhile(engine.ports, key, records, None, names)
         rewrites += late
         _report(engine, rewrites)
+        if records:
+            engine.events.emit(MessagesErased(key.session, ()))
         sessions = tuple(r.key.session for r in rewrites)
         return Erasure((), sessions, (key.session,) if records else (), settled and late_settled)
     raise _busy(key)
@@ -346,8 +348,10 @@ def _unused_contents(key: SessionKey) -> Flow[tuple[SessionKey, ...]]:
 
 def erase_owner(engine: Engine, owner: str) -> Flow[bool]:
     """Removes every session of the owner and all their other data; returns the value of `Erasure.settled`."""
+    names = yield from StoreCall(Store.sessions, owner)
     settled = yield from StoreCall(Store.erase_owner, owner)
     engine.forget(lambda key: key.owner == owner)
+    engine.events.emit(*(MessagesErased(name, ()) for name in names))
     return settled
 
 
