@@ -528,7 +528,8 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
             model = self.bind(**settings, **kwargs) | unless_no_call()
             return parsed(model, schema, method, include_raw=include_raw)
         if row is not None and method == "json_schema":
-            with_answer_format(row.wire, settings)  # a schema that the service cannot take is refused at once
+            # a schema that the service cannot take is refused at once; `strict` has closed its objects
+            with_answer_format(row.wire, call_settings(schema, method, strict=None))
         return parsed(self.bind(**settings, **kwargs), schema, method, include_raw=include_raw)
 
     # closing

@@ -3802,6 +3802,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "langchain/test_chat_features.py::test_structured_output_of_a_model_that_cannot_be_forced",
         ),
         (
+            "a_strict_schema_is_looked_at_once_its_objects_are_closed",
+            "call_settings(schema, method, strict=None))",
+            "settings)",
+            "langchain/test_wire_agents.py::test_a_field_with_any_keys_is_refused_where_the_service_closes_objects",
+        ),
+        (
             "a_schema_is_refused_at_the_first_call_only",
             'if row is not None and method == "json_schema":',
             "if False:",

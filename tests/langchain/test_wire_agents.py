@@ -269,8 +269,9 @@ def test_a_field_with_any_keys_is_refused_where_the_service_closes_objects(wire:
     """Closed, as the API demands, it could only be {}. A tool call may have it."""
     refused = pytest.raises(ConfigError, match=f"^{field} is an object with any keys.*function_calling.*ToolStrategy")
     with ModelServer(script=[], strict=WIRES[wire].strict) as server, ChatCtx(**WIRES[wire].settings(server)) as chat:
-        with refused:
-            chat.with_structured_output(schema, method="json_schema")
+        for strict in (None, True):
+            with refused:
+                chat.with_structured_output(schema, method="json_schema", strict=strict)
         chat.with_structured_output(schema)
         agent = create_agent(chat, [], response_format=ProviderStrategy(schema))
         with refused:
