@@ -72,6 +72,8 @@ def converted(message: Message, model: str | None, *, thinks: bool) -> list[Base
     if thinks or message.role != "assistant":
         return [_sent(message, model)]
     sent = _sent(without_thoughts(message), model)
+    if message.id.startswith("msg_"):  # in version v0 an item of OpenAI's Responses, which demands its reasoning
+        sent = sent.model_copy(update={"id": None})
     return [sent] if sent.content or message.tool_calls else []
 
 

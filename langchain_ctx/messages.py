@@ -39,7 +39,8 @@ from langchain_ctx.content import RESULT_SEPARATOR, as_json, content_of, parts_o
 
 _TEXT = "reasoning_content"
 _DETAILS = "reasoning_details"
-_GEMINI_SIGNATURES = "__gemini_function_call_thought_signatures__"  # by the id of a call
+# of messages of Gemini, and of OpenAI's Responses in version v0: signatures and item ids by the id of a call, and a thought
+_BOUND_KWARGS = frozenset({"__gemini_function_call_thought_signatures__", "__openai_function_call_ids__", "reasoning"})
 # under "ctxfold" in `additional_kwargs`
 _ORDER = "parts"
 _SIGNATURE = "signature"
@@ -386,7 +387,7 @@ def without_thoughts(message: Message) -> Message:
         return bare
     if "content" in extras:
         extras["content"] = without_thought_blocks(as_list(extras["content"]))
-    extras["kwargs"] = {k: v for k, v in _mapping(extras.get("kwargs")).items() if k != _GEMINI_SIGNATURES}
+    extras["kwargs"] = {k: v for k, v in _mapping(extras.get("kwargs")).items() if k not in _BOUND_KWARGS}
     others = [p for p in bare.parts if not (isinstance(p, Opaque) and p.namespace == NAMESPACE)]
     return replace(bare, parts=(*others, Opaque(NAMESPACE, as_json(extras, f"message {message.id!r}"))))
 

@@ -3833,7 +3833,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../langchain_ctx/messages.py",
         (
             "signatures_of_calls_stay",
-            "if k != _GEMINI_SIGNATURES}",
+            "if k not in _BOUND_KWARGS}",
             "if k}",
             "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
         ),
@@ -3845,6 +3845,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "same = min(same, thoughtless, last.thoughtless)",
             "pass",
             "faces/test_bound_thoughts.py::test_thoughts_that_the_service_refused_stay_out_of_later_requests",
+        ),
+        (
+            "a_message_keeps_the_id_of_an_item_that_demands_its_reasoning",
+            'if message.id.startswith("msg_"):',
+            "if False:",
+            "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
         ),
         (
             "an_answer_of_thoughts_alone_is_sent_empty",

@@ -397,9 +397,14 @@ def gemini(url: str) -> BaseChatModel:
             lambda url: responses(url, output_version="v1"),
             ("The encrypted content could not be verified.", "invalid_encrypted_content"),
         ),
+        (
+            "openai",
+            lambda url: responses(url, output_version="v0", use_responses_api=True),
+            ("The encrypted content could not be verified.", "invalid_encrypted_content"),
+        ),
         ("gemini", gemini, ("Corrupted thought signature.", "INVALID_ARGUMENT")),
     ],
-    ids=["responses", "responses v1", "gemini"],
+    ids=["responses", "responses v1", "responses v0", "gemini"],
 )
 async def test_what_another_service_refused_stays_out(strict: Any, of: Any, error: tuple[str, str], face: str) -> None:
     """An answer goes back without its reasoning, its signatures, and the ids that demand the reasoning."""
