@@ -3824,9 +3824,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "sealed_thoughts_stay",
-            'if p[0] != "r" and not (p[0] == "x" and p[1].get("type") in _THOUGHTS)]',
+            'if p[0] != "r" and not (p[0] == "x" and _original(p[1]).get("type") in _THOUGHTS)]',
             'if p[0] != "r"]',
             "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
+        ),
+        (
+            "sealed_thoughts_stay_in_blocks_of_version_v1",
+            'if block.get("type") == "non_standard" and isinstance(value, dict) else block',
+            "if False else block",
+            "faces/test_bound_thoughts.py::test_a_sealed_thought_in_langchains_own_blocks_is_left_out_when_it_is_refused",
         ),
     ),
     *_of(

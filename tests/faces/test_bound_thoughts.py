@@ -424,6 +424,23 @@ async def test_what_another_service_refused_stays_out(strict: Any, of: Any, erro
         await agent.aclose()
 
 
+async def test_a_sealed_thought_in_langchains_own_blocks_is_left_out_when_it_is_refused() -> None:
+    """In version v1 it has no type of its own: a block that carries Anthropic's stands for it."""
+    refusals = [bound_error(1)]
+    sealed = {"type": "non_standard", "value": {"type": "redacted_thinking", "data": "SEALED"}}
+    answer = AIMessage([sealed, {"type": "text", "text": "Under the stairs."}], id="a")
+    answer.response_metadata = {"output_version": "v1", "model_provider": "anthropic", "model_name": MODEL}
+    with ModelServer(script=lambda _: refusals.pop() if refusals else Scripted("Done."), reasoning=True) as server:
+        model = ChatAnthropic(
+            model=MODEL, base_url=server.base_url.removesuffix("/v1"), api_key="k", max_retries=0, output_version="v1"
+        )
+        with chat_with_context(model, session_id="s", context_window=64_000) as chat:
+            chat.invoke([HumanMessage("Where?", id="q"), answer, HumanMessage("And now?", id="r")])
+        bodies = [json.dumps(request.body) for request in server.requests]
+        assert [("SEALED" in body, "Under the stairs." in body) for body in bodies] == [(True, True), (False, True)]
+        await closed(model)
+
+
 async def test_what_deepseek_misses_is_not_left_out() -> None:
     """It says that reasoning must be passed back: the same request without any would be refused again."""
     script = RefusesOnce("The `reasoning_content` in the thinking mode must be passed back to the API.", "invalid")
