@@ -348,9 +348,8 @@ def import_jsonl(
 
 def _append(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) -> Flow[tuple[Message, ...]]:
     for _ in range(TRIES):
-        head = (
-            open_session.state.head
-        )  # before the names: another request of this process may store some of the messages
+        # before the names: another request of this process may store some of the messages
+        head = open_session.state.head
         names = yield from _new_names(open_session, lines)
         fresh = list({line.message.id: line for line in lines if line.message.id in names}.values())
         # a failed attempt to add some of the lines has left them in open turns: they are completed here
