@@ -74,9 +74,12 @@ def limit_among(arguments: Mapping[str, object]) -> int | None:
 class RequestOptions(TypedDict, total=False):
     """The options of one `send` or `send_stream`.
 
-    Args:
+    Attributes:
         max_tokens: the most tokens that the reply may have.
+        temperature: the model's own where it is missing.
         stop: texts at which the reply ends; a single text is taken too.
+        tools: the tools that the model may call.
+        tool_choice: "auto", "none", "required", or the name of the one tool to call.
         thinking: True, False, or an effort such as "high"; None is the backend's own setting.
         model: the model to ask, in place of the backend's.
         scratch: one message at the very end of this request that is never stored.
