@@ -76,7 +76,7 @@ class RequestOptions(TypedDict, total=False):
 
     Attributes:
         max_tokens: the most tokens that the reply may have.
-        temperature: the model's own where it is missing.
+        temperature: how random the reply is; without it the service's own default holds.
         stop: texts at which the reply ends; a single text is taken too.
         tools: the tools that the model may call.
         tool_choice: "auto", "none", "required", or the name of the one tool to call.
