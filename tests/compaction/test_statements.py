@@ -981,6 +981,9 @@ def test_lines_of_a_summary_are_no_neighbours() -> None:
     )
     (*facts,) = extract([summary, user("It weighs 12 kg.", id="u")])
     assert {"user: It costs 40 EUR.", "user: It weighs 12 kg."} <= {fact.line.text for fact in facts if fact.line}
+    summary = replace(summary, parts=(TextPart("user: The cat of Anna is called Tom."),))
+    facts = [*extract([summary, user("It weighs 12 kg.", id="u")])]
+    assert "user: It weighs 12 kg." in {fact.line.text for fact in facts if fact.line}
     summary = replace(summary, parts=(TextPart("assistant: Which colour has hall 7?\nuser: RAL 5010"),))
     assert "user: RAL 5010" in {fact.line.text for fact in extract([summary]) if fact.line}
 
