@@ -27,31 +27,31 @@ from ctxfold.validation import as_list
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.messages import from_langchain, to_langchain, without_thoughts
 from langchain_ctx.models import is_same_model, model_name
-from langchain_ctx.reasoning import thoughtless_before
+from langchain_ctx.reasoning import first_with_reasoning
 
 Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
 
 
 def messages_to_send(
-    messages: Iterable[Message], model: str | None = None, *, thoughtless: int = 0
+    messages: Iterable[Message], model: str | None = None, *, reasoning_from: int = 0
 ) -> list[BaseMessage]:
     """Returns the messages for a model: one for each tool result, and signed reasoning in its original blocks.
 
-    What another model has signed stays out where `model` names the one that is asked: no service can verify it. The first
-    `thoughtless` messages are without reasoning; one that holds nothing else is left out.
+    What another model has signed stays out where `model` names the one that is asked: no service can verify it. Messages
+    before the index `reasoning_from` are without reasoning; one that holds nothing else is left out.
     """
     return [
         own
         for index, message in enumerate(_with_ids_for(model, messages))
-        for own in converted(message, model, thinks=index >= thoughtless)
+        for own in converted(message, model, thinks=index >= reasoning_from)
     ]
 
 
 def window_for(model: Any, request: Request) -> list[BaseMessage]:
     """Returns the request's messages for the model that is asked, without reasoning that its service would refuse."""
     return messages_to_send(
-        request.messages, request.model or model_name(model), thoughtless=thoughtless_before(model, request)
+        request.messages, request.model or model_name(model), reasoning_from=first_with_reasoning(model, request)
     )
 
 
@@ -80,12 +80,12 @@ def converted(message: Message, model: str | None, *, thinks: bool) -> list[Base
 class ConvertedWindow(NamedTuple):
     """Holds the messages of a session's last window, and for each one what copies the messages that it became.
 
-    The first `thoughtless` of them were converted without reasoning.
+    Those before the index `reasoning_from` were converted without reasoning.
     """
 
     messages: list[Message]
     copiers: list[list[_Copier]]
-    thoughtless: int = 0
+    reasoning_from: int = 0
 
 
 class WindowCache:
@@ -99,21 +99,21 @@ class WindowCache:
 
     def window_for(self, key: SessionKey, model: Any, request: Request) -> list[BaseMessage]:
         """Returns the request's messages as LangChain's, for the model that is asked, in a new list."""
-        name, messages, thoughtless = model_name(model), request.messages, thoughtless_before(model, request)
+        name, messages, reasoning_from = model_name(model), request.messages, first_with_reasoning(model, request)
         last, shown = self._windows.get((key, name)) or ConvertedWindow([], []), [*_with_ids_for(name, messages)]
         same = [*map(is_, last.messages, shown), False].index(False)
-        if thoughtless != last.thoughtless:
-            same = min(same, thoughtless, last.thoughtless)
+        if reasoning_from != last.reasoning_from:
+            same = min(same, reasoning_from, last.reasoning_from)
         # by identity: the old messages are kept with what they became, so that no id comes twice
         known = {
-            (id(last.messages[i]), i >= last.thoughtless): last.copiers[i] for i in range(same, len(last.messages))
+            (id(last.messages[i]), i >= last.reasoning_from): last.copiers[i] for i in range(same, len(last.messages))
         }
         copiers = last.copiers[:same]
         for index, message in enumerate(shown[same:], same):
-            thinks = index >= thoughtless
+            thinks = index >= reasoning_from
             own = known.get((id(message), thinks))
             copiers.append(own or [_Copier(m) for m in converted(message, name, thinks=thinks)])
-        self._windows.put((key, name), ConvertedWindow(shown, copiers, thoughtless))
+        self._windows.put((key, name), ConvertedWindow(shown, copiers, reasoning_from))
         return [copier.copy() for own in copiers for copier in own]
 
     def clear(self) -> None:

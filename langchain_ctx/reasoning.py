@@ -115,8 +115,8 @@ def binds_thoughts(model: str | None) -> bool:
     return reasoning_rules("bedrock" if "anthropic." in model else "anthropic", model, thinks=True).binds_reasoning
 
 
-def thoughtless_before(model: object, request: Request) -> int:
-    """Returns the number of leading messages whose reasoning the model's service would refuse."""
+def first_with_reasoning(model: object, request: Request) -> int:
+    """Returns the index of the first message whose reasoning the model's service does not refuse."""
     return max(request.refused_before, request.unbound_before if capabilities(model).binds_reasoning else 0)
 
 

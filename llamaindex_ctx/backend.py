@@ -252,13 +252,13 @@ def window_for(llm: LLM, request: Request) -> list[ChatMessage]:
     return values
 
 
-def _accepted(request: Request, thoughtless: int) -> Sequence[Message]:
+def _accepted(request: Request, reasoning_from: int) -> Sequence[Message]:
     """Returns the messages, the first ones without reasoning; one that holds nothing else is left out."""
-    if not thoughtless:
+    if not reasoning_from:
         return request.messages
-    bare = [m.without_reasoning() if m.role == "assistant" else m for m in request.messages[:thoughtless]]
+    bare = [m.without_reasoning() if m.role == "assistant" else m for m in request.messages[:reasoning_from]]
     held = [m for m in bare if any(not isinstance(part, Opaque) for part in m.parts)]
-    return [*held, *request.messages[thoughtless:]]
+    return [*held, *request.messages[reasoning_from:]]
 
 
 def _rules_of(llm: LLM) -> BackendCapabilities:

@@ -3848,7 +3848,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../langchain_ctx/inner_model.py",
         (
             "a_converted_window_keeps_refused_thoughts",
-            "same = min(same, thoughtless, last.thoughtless)",
+            "same = min(same, reasoning_from, last.reasoning_from)",
             "pass",
             "faces/test_bound_thoughts.py::test_thoughts_that_the_service_refused_stay_out_of_later_requests",
         ),

@@ -45,7 +45,7 @@ def without_code(text: str) -> str:
 
 
 def _outside_of_code(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the lines without fences, but of a block of code those that report a failure, and a fence."""
+    """Yields the lines outside of fences. Of a block of code it yields the lines that report a failure, and a fence for its end."""
     block: list[str] | None = None
     for line in chain(lines, [_FENCE]):  # a block may lack its end
         if not line.lstrip().startswith(_FENCE) or line.count(_FENCE) > 1:
@@ -147,7 +147,10 @@ def _mark(line: str) -> str:
 
 
 def _names_record(line: str, following: str) -> bool:
-    """Tells whether an item with two numbers, such as `1. Flight HAT069`, is the heading of what follows: no further item."""
+    """Tells whether a numbered item with another number in it, such as `1. Flight HAT069`, is the heading of the lines below it.
+
+    It is none where the next line is a numbered item too.
+    """
     mark = _mark(line)
     numbered = any(map(str.isdigit, mark)) and any(map(str.isdigit, line[len(mark) :]))
     return numbered and following != "" and not any(map(str.isdigit, _mark(following)))
