@@ -8,7 +8,7 @@ WORKERS ?= 3
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest test-oldest-llamaindex test-newest lint types bench notebooks docs dist sbom audit clean
+.PHONY: help setup demo test test-oldest test-oldest-llamaindex test-newest lint types size bench notebooks docs dist sbom audit clean
 
 help:  ## show this list
 	@grep -hE '^[a-z%-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -71,6 +71,9 @@ lint: setup  ## ruff, formatting, import contracts
 types: setup  ## mypy strict and pyright strict
 	$(BIN)/mypy $(SOURCES) tests/support $(wildcard tests/typing)
 	$(BIN)/basedpyright
+
+size: setup  ## code lines, modules and public names, beside their budgets
+	@$(BIN)/python -m tests.size $(ARGS)
 
 bench: setup  ## engine time per turn beside its peers; ARGS="against COMMIT" compares
 	@$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -18,13 +18,13 @@ from ctxfold.effects import Flow, flow_of
 from ctxfold.engine.calibrate import calibrate_from_reply
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
-from ctxfold.errors import ConfigError, EmptyMessagesError, StoreError
+from ctxfold.errors import ConfigError, CtxWarning, EmptyMessagesError, StoreError
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
 from ctxfold.messages import Message, is_final
 from ctxfold.protocols import Store, TokenCounter
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens.text import CtxWarning, TextCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of
 from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import new_messages, with_refusals

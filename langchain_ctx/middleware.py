@@ -26,7 +26,6 @@ from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
-from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold.adapters.history_tools import HISTORY_TOOLS, HistoryTool, history_tools
 from ctxfold.adapters.model_calls import original_error
 from ctxfold.compaction.live_prefix import answers_freely
@@ -380,7 +379,6 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
 
     state_schema = ContextState
 
-    @renamed_keywords(KEYWORDS)
     def __init__(
         self,
         *args: Never,

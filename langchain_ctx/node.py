@@ -11,7 +11,6 @@ from langchain_core.messages import BaseMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
-from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold.effects import Flow
 from ctxfold.engine.attach import Attachment, cursor_at, follow
 from ctxfold.engine.engine import Engine
@@ -71,7 +70,6 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
             takes them.
     """
 
-    @renamed_keywords(KEYWORDS)
     def __init__(  # noqa: PLR0913 - settings, all by name
         self,
         *,

@@ -26,7 +26,6 @@ from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, Field
 
-from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import Closing, not_pickled
 from ctxfold.adapters.model_calls import ModelStream, aeach_within, each_within, original_error
 from ctxfold.compaction.live_prefix import answers_freely
@@ -113,7 +112,6 @@ def with_context(
 ) -> ConfigurableContextModel: ...
 
 
-@renamed_keywords(KEYWORDS)
 def with_context(
     model: BaseChatModel | _ConfigurableModel,
     *,

@@ -28,7 +28,6 @@ from pydantic import (
 )
 
 from ctxfold import Section, Window
-from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.sessions import check_settings
 from ctxfold.effects import Flow, flow_of
@@ -127,7 +126,6 @@ class CtxMemory(BaseMemory, Closing):
         return "CtxMemory"
 
     @classmethod
-    @renamed_keywords(KEYWORDS)
     def from_defaults(  # type: ignore[override]  # noqa: PLR0913 - LlamaIndex's own names beside ours
         cls,
         session_id: str | Sequence[ChatMessage] | None = None,

@@ -34,7 +34,6 @@ from llama_index_instrumentation.dispatcher import active_instrument_tags
 from pydantic import Field, PrivateAttr, SerializeAsAny
 
 from ctxfold import Section
-from ctxfold._deprecated import KEYWORDS, renamed_keywords, warn_renamed
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.model_calls import original_error, received
 from ctxfold.adapters.sessions import EngineSettings, SessionPool, check_settings
@@ -268,7 +267,6 @@ def _digest(messages: Sequence[Message]) -> str:
     return seen.hexdigest()
 
 
-@renamed_keywords(KEYWORDS)
 def with_context(
     llm: LLM,
     *,
@@ -367,7 +365,6 @@ class ContextLLM(FunctionCallingLLM, Closing):
 
     _sessions: RunSessions | None = PrivateAttr(default=None)
 
-    @renamed_keywords({"session": "session_id"})
     def __init__(self, *, sessions: RunSessions | None = None, **fields: Any) -> None:
         _check_names(fields.get("session_id"), fields.get("owner", "default"))
         super().__init__(**fields)
@@ -396,19 +393,11 @@ class ContextLLM(FunctionCallingLLM, Closing):
         fields: dict[str, Any] = {**self.inner.metadata.model_dump(), "context_window": self.window}
         return LLMMetadata(**fields)
 
-    @property
-    def session(self) -> str | None:
-        """The deprecated name of `session_id`."""
-        warn_renamed("ContextLLM.session", "ContextLLM.session_id")
-        return self.session_id
-
-    @renamed_keywords({"session": "session_id"})
     def at(self, session_id: str, *, owner: str | None = None) -> Self:
         """Returns the same LLM for another session, with the same engine, store and connections."""
         owner = name_or_own("owner name", owner, self.owner)
         return self.model_copy(update={"session_id": check_name("session name", session_id), "owner": owner})
 
-    @renamed_keywords({"session": "session_id"})
     def context(self, session_id: str | None = None, *, owner: str | None = None) -> AgentContext:
         """Returns a session of this LLM, by default its own: window, usage, pins, explain, export."""
         name = self.session_id if session_id is None else session_id

@@ -39,8 +39,7 @@ NO_BROWSER = "no Chromium found: the inspector's page was not looked at in a bro
 NO_PGBOUNCER = "pgbouncer is not installed: the store was not tried behind it (.ci/run installs it)"
 NO_STRACE = "strace cannot run here: how often SQLite syncs was not counted (.ci/run installs it)"
 NO_CLUSTER = (
-    "PostgreSQL's initdb is not installed: the store was not tried through restarts of a server, nor with a replica "
-    "(.ci/run installs it)"
+    "PostgreSQL's initdb is not installed: the store was not tried through restarts of a server (.ci/run installs it)"
 )
 _NOT_RUN = "PostgreSQL half not run: no server at 127.0.0.1:5432 (user postgres, database test)"
 

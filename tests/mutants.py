@@ -2308,28 +2308,10 @@ MUTANTS: tuple[Mutant, ...] = (
             "stores/test_store_suite.py::TestSqlite::test_erase_rewrites_records_and_the_index",
         ),
         (
-            "sql_leaves_erased_rows_of_format_2",
-            "        if self.old_rows:\n            self.rows.each(",
-            "        if not self.old_rows:\n            self.rows.each(",
-            "stores/test_search_index.py::test_the_background_moves_it_while_others_write_and_erase",
-        ),
-        (
             "sql_indexes_a_document_twice",
             "            del by_seq[hit[0]]\n",
             "            by_seq.pop(-hit[0], None)\n",
             "stores/test_store_suite.py::TestSqlite::test_postings",
-        ),
-        (
-            "sql_does_not_read_rows_of_format_2",
-            "        if self.old_rows:\n            names: dict[str, list[str]] = {}\n",
-            "        if not self.old_rows:\n            names: dict[str, list[str]] = {}\n",
-            "stores/test_search_index.py::test_killed_during_the_upgrade",
-        ),
-        (
-            "sql_deletes_rows_of_format_2_that_it_did_not_move",
-            "(*key, *last))\n        return (key.owner, key.session, *last), len(old_rows)",
-            "(*key, last[0] + chr(0xFFFF), last[1]))\n        return (key.owner, key.session, *last), len(old_rows)",
-            "stores/test_search_index.py::test_the_20_best_are_the_same_before_and_after",
         ),
         (
             "sql_reads_a_leaf_too_few",
@@ -2470,12 +2452,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "stores/sql.py",
         (
-            "a_mover_does_not_learn_of_another_number",
-            "if self._read(stored_partitions) != count:",
-            "if self._read(stored_partitions) is None:",
-            "stores/test_partitions.py::test_a_mover_learns_that_somebody_moves_to_another_number",
-        ),
-        (
             "creation_takes_advisory_locks_where_there_are_none",
             "by_row=self._address.serializable",
             "by_row=False",
@@ -2495,78 +2471,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "'SERIALIZABLE' if address.serializable",
             "'SERIALIZABLE' if address.proxied",
             "stores/test_statements.py::test_each_statement_names_owner_and_session",
-        ),
-    ),
-    *_of(
-        "stores/sql_replica.py",
-        (
-            "a_replica_that_is_behind_is_read",
-            "return self._newest(owner, session) == newest and",
-            "return len(self._newest(owner, session)) <= len(newest) and",
-            "stores/test_replica.py::test_what_a_replica_does_not_have_yet_is_shown",
-        ),
-        (
-            "a_read_fails_with_its_replica",
-            "                self._rest(error)\n",
-            "                self._rest(error)\n                raise\n",
-            "stores/test_replica.py::test_a_replica_that_is_down_is_left_alone_for_a_while",
-        ),
-    ),
-    *_of(
-        "stores/sql_tables.py",
-        (
-            "a_replica_takes_a_new_session_for_the_erased_one",
-            "return frozenset(map(tuple, rows))",
-            "return frozenset(tuple(row[:5]) for row in rows)",
-            "stores/test_replica.py::test_what_was_erased_is_not_shown_by_a_replica_that_still_has_it",
-        ),
-    ),
-    *_of(
-        "inspect/explain.py",
-        (
-            "a_conversation_is_not_read_from_the_replica",
-            "yield from ArchiveRead(iter(StoreCall(Store.read, open_session.key)), *open_session.key)",
-            "yield from StoreCall(Store.read, open_session.key)",
-            "stores/test_replica.py::test_archives_are_read_from_the_replica",
-        ),
-    ),
-    *_of(
-        "stores/sql_partitions.py",
-        (
-            "a_move_does_not_lock_what_it_copies",
-            "LIMIT {_ROWS} FOR SHARE), ",
-            "LIMIT {_ROWS}), ",
-            "stores/test_partitions.py::test_rows_that_are_deleted_while_they_are_copied",
-        ),
-        (
-            "a_move_misses_deletions",
-            "AFTER INSERT OR UPDATE OR DELETE ON",
-            "AFTER INSERT OR UPDATE ON",
-            "stores/test_partitions.py::test_killed_during_the_move",
-        ),
-        (
-            "a_move_copies_behind_writers_for_ever",
-            "if len(copied_keys) == _ROWS else None), len(copied_keys)",
-            "if copied_keys else None), len(copied_keys)",
-            "stores/test_partitions.py::test_privileges_stay",
-        ),
-        (
-            "a_cancelled_move_leaves_its_triggers",
-            "    if move.watched:\n",
-            "    if move.watched < 0:\n",
-            "stores/test_partitions.py::test_writers_go_on_while_moves_are_cancelled",
-        ),
-        (
-            "a_mover_goes_on_after_a_cancelling",
-            "if move is None or move.cancelled:\n        return None",
-            "if move is None:\n        return None",
-            "stores/test_partitions.py::test_a_cancelling_that_was_ended_is_completed",
-        ),
-        (
-            "partitioned_tables_lose_their_grants",
-            "        if remainder == 0:\n            _grant(",
-            "        if remainder < 0:\n            _grant(",
-            "stores/test_partitions.py::test_privileges_stay",
         ),
     ),
     *_of(

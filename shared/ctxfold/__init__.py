@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ctxfold.errors import ConfigError as ConfigError
     from ctxfold.errors import ContextOverflowError as ContextOverflowError
     from ctxfold.errors import CtxError as CtxError
+    from ctxfold.errors import CtxWarning as CtxWarning
     from ctxfold.errors import EmptyMessagesError as EmptyMessagesError
     from ctxfold.errors import HeadMovedError as HeadMovedError
     from ctxfold.errors import ImportLineError as ImportLineError
@@ -157,7 +158,6 @@ if TYPE_CHECKING:
     from ctxfold.protocols import Head as Head
     from ctxfold.protocols import OwnerIndex as OwnerIndex
     from ctxfold.protocols import Postings as Postings
-    from ctxfold.protocols import Replicated as Replicated
     from ctxfold.protocols import Reply as Reply
     from ctxfold.protocols import Request as Request
     from ctxfold.protocols import ResponseType as ResponseType
@@ -187,7 +187,6 @@ if TYPE_CHECKING:
     from ctxfold.stream import Thinking as Thinking
     from ctxfold.stream import ToolCalls as ToolCalls
     from ctxfold.tokens.counter import MessageCounter as MessageCounter
-    from ctxfold.tokens.text import CtxWarning as CtxWarning
     from ctxfold.tokens.text import EncodingNotFoundError as EncodingNotFoundError
     from ctxfold.tokens.text import RatioCounter as RatioCounter
     from ctxfold.tokens.text import TextCounter as TextCounter
@@ -219,7 +218,7 @@ _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
     "engine.request": ("RequestOptions",),
     "engine.retention": ("Pruned", "Pruning", "Retention"),
     "errors": (
-        "BackendError", "BudgetError", "CompactionError", "ConfigError", "ContextOverflowError", "CtxError",
+        "BackendError", "BudgetError", "CompactionError", "ConfigError", "ContextOverflowError", "CtxError", "CtxWarning",
         "EmptyMessagesError", "HeadMovedError", "ImportLineError", "InvalidTextError", "InvalidToolArgumentsError",
         "MessageConflictError", "MessageErasedError", "MessageError", "MessageIndexError", "MessageNotFoundError",
         "MessageTooLargeError", "MissingExtraError", "NotEnoughHistoryError", "NothingToUndoError",
@@ -253,7 +252,7 @@ _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
     ),
     "protocols": (
         "AsyncChunkStream", "BackendCapabilities", "Chunk", "ChunkStream", "ContextBackend", "Document", "Embedder",
-        "Head", "OwnerIndex", "Postings", "Replicated", "Reply", "Request", "ResponseType", "Rewrite", "Store",
+        "Head", "OwnerIndex", "Postings", "Reply", "Request", "ResponseType", "Rewrite", "Store",
         "StoreCapabilities", "TokenCounter", "ToolCallDelta", "VectorIndex",
     ),
     "sections.section": ("Item", "Query", "Section"),
@@ -265,7 +264,7 @@ _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
     "stores.sql": ("SqlStore",),
     "stream": ("Completed", "Content", "ContentFirst", "Fold", "StreamEvent", "Thinking", "ToolCalls"),
     "tokens.counter": ("MessageCounter",),
-    "tokens.text": ("CtxWarning", "EncodingNotFoundError", "RatioCounter", "TextCounter", "TiktokenCounter", "text_counter"),
+    "tokens.text": ("EncodingNotFoundError", "RatioCounter", "TextCounter", "TiktokenCounter", "text_counter"),
 }
 # fmt: on
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
@@ -276,12 +275,6 @@ __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll] - it tak
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(f"ctxfold.{_MODULES[name]}"), name)
-    if not name.startswith("_"):
-        from ctxfold._deprecated import current_name
-
-        current = current_name(name)
-        if current is not None:
-            return __getattr__(current)
     raise AttributeError(f"module 'ctxfold' has no attribute {name!r}")
 
 

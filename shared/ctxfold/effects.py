@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from ctxfold.errors import BackendError, ConfigError
@@ -26,7 +26,6 @@ from ctxfold.protocols import (
     ChunkStream,
     ContextBackend,
     Ports,
-    Replicated,
     Reply,
     Request,
     Store,
@@ -456,28 +455,6 @@ class StoreQuery(Effect[T]):
         if ports.store.capabilities.blocking:
             return await asyncio.to_thread(run, self.flow, ports)
         return await arun(self.flow, ports)
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveRead(Effect[T]):
-    """Runs a flow that only reads archives of an owner, of one session or of all, at the replica where that is up to date."""
-
-    flow: Flow[T]
-    owner: str
-    session: str | None = None
-
-    def perform(self, ports: Ports) -> T:
-        return run(self.flow, self._ports(ports))
-
-    async def aperform(self, ports: Ports) -> T:
-        if ports.store.capabilities.replica:
-            ports = await asyncio.to_thread(self._ports, ports)
-        return await arun(self.flow, ports)
-
-    def _ports(self, ports: Ports) -> Ports:
-        if not ports.store.capabilities.replica:
-            return ports
-        return replace(ports, store=cast("Replicated", ports.store).for_archive(self.owner, self.session))
 
 
 def _required(backend: ContextBackend | None) -> ContextBackend:

@@ -39,6 +39,10 @@ CtxError
 from __future__ import annotations
 
 
+class CtxWarning(UserWarning):
+    """Warns about something that works less well than it could; the message says what to do."""
+
+
 class CtxError(Exception):
     """Base of every error that ctxfold raises on purpose."""
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from ctxfold._deprecated import warn_renamed
 from ctxfold.errors import ConfigError
 from ctxfold.messages import Message, Usage
 from ctxfold.policy.prices import CostLine
@@ -152,12 +151,6 @@ class HistoryCompacted:
     covered: tuple[str, ...] = ()
     summary_usage: Usage = field(default_factory=Usage)
     live_prefix: bool = False
-
-    @property
-    def rung(self) -> str:
-        """Returns `fallback_level`; a deprecated name."""
-        warn_renamed("HistoryCompacted.rung", "HistoryCompacted.fallback_level")
-        return self.fallback_level
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-import warnings
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -324,13 +323,11 @@ class StoreCapabilities:
         owner_index: the store has the methods of `OwnerIndex`; without them, a search over all sessions reads one session after
             another.
         vectors: the store has the methods of `VectorIndex`; without them, each process computes vectors again.
-        replica: the store has the method of `Replicated`: reads of archives may be answered by another server.
     """
 
     blocking: bool = True
     owner_index: bool = False
     vectors: bool = False
-    replica: bool = False
 
 
 class Store(ItemStore, Protocol):
@@ -530,14 +527,6 @@ class VectorIndex(Protocol):
     async def adrop_vectors(self, key: SessionKey, embedder: str) -> None: ...
 
 
-class Replicated(Protocol):
-    """The additional method of a store that declares `replica`."""
-
-    def for_archive(self, owner: str, session: str | None = None) -> Store:
-        """Returns a store for reading archives: one that is up to date for the session or owner, else this one."""
-        ...
-
-
 class Clock(Protocol):
     def now_s(self) -> float:
         """Returns the Unix time in seconds."""
@@ -602,22 +591,8 @@ _NO_CAPABILITIES = BackendCapabilities()
 
 
 def capabilities_of(backend: ContextBackend | None, model: str | None = None) -> BackendCapabilities:
-    """Returns what a backend declares, for `model` where a request names one; the defaults for None.
-
-    A backend of version 0.1 has no `capabilities` and may have attributes of the same names: they count until release 2.0.
-    """
+    """Returns what a backend declares, for `model` where a request names one; the defaults for None."""
     if backend is None:
         return _NO_CAPABILITIES
-    declared: BackendCapabilities | None = getattr(backend, "capabilities", None)
-    if declared is not None:
-        return declared.of_model(model) if model and declared.of_model is not None else declared
-    names = [name for name in BackendCapabilities.__dataclass_fields__ if hasattr(backend, name)]
-    if not names:
-        return _NO_CAPABILITIES
-    warnings.warn(
-        f"{type(backend).__name__} declares {', '.join(names)} as attributes: return ctxfold.BackendCapabilities from a property "
-        "`capabilities` instead; the attributes are not read any more from release 2.0 on",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return BackendCapabilities(**{name: getattr(backend, name) for name in names})
+    declared = backend.capabilities
+    return declared.of_model(model) if model and declared.of_model is not None else declared

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +13,7 @@ from functools import lru_cache
 
 from ctxfold.effects import Flow, StoreCall, off_loop
 from ctxfold.errors import (
+    CtxWarning,
     HeadMovedError,
     SessionNotFoundError,
     StoreCorruptError,
@@ -320,11 +323,31 @@ def rules_to_open_with(policy: Policy, state: SessionState) -> Policy:
     return policy.model_copy(update={name: getattr(stored, name) for name in state.fixed})
 
 
+def policy_text(rules: Policy, stored: str = "") -> str:
+    """Returns the rules as the log has them: what differs from the defaults, and settings of a newer release in `stored`."""
+    unknown = {n: value for n, value in json.loads(stored or "{}").items() if n not in Policy.model_fields}
+    return json.dumps(rules.model_dump(mode="json", exclude_defaults=True) | unknown, sort_keys=True)
+
+
 @lru_cache(maxsize=64)
 def _policy(text: str) -> Policy:
+    """Returns the stored rules; those that only a newer release knows have their defaults, with a warning."""
+    from pydantic import ValidationError
+
     try:
         return Policy.model_validate_json(text)
-    except ValueError as error:
+    except ValidationError as error:
+        unknown = {str(e["loc"][0]) for e in error.errors() if e["loc"]}
+        with suppress(ValueError):
+            known = {name: value for name, value in json.loads(text).items() if name not in unknown}
+            rules = Policy.model_validate(known, strict=False)
+            warnings.warn(
+                f"the session has settings that this ctxfold does not know ({', '.join(sorted(unknown))}): left out; a newer "
+                "release wrote them, so upgrade ctxfold",
+                CtxWarning,
+                stacklevel=2,
+            )
+            return rules
         raise StoreCorruptError(
             f"the stored rules of a session cannot be read ({str(error)[:200]}): restore a copy"
         ) from None

@@ -203,9 +203,6 @@ class _Instruments:
         self.tokens = meter.create_counter("ctxfold.tokens", "{token}", "Tokens that model services reported")
         self.fill = meter.create_histogram("ctxfold.window.fill", "1", "Share of the token budget that a request takes")
         self.retries = meter.create_counter("ctxfold.store.retries", "{retry}", "Store calls tried again")
-        self.archive_reads = meter.create_counter(
-            "ctxfold.archive.reads", "{read}", "Archive reads that a replica may serve"
-        )
         self.leases = meter.create_counter("ctxfold.leases", "{lease}", "Leases asked for")
         self.opened = meter.create_counter("ctxfold.sessions.opened", "{session}", "Sessions that a call opened")
 
@@ -280,13 +277,6 @@ def record_opened(*, cached: bool) -> None:
     instruments = _instruments()
     if instruments is not None:
         instruments.opened.add(1, {"ctxfold.session.cached": cached})
-
-
-def record_archive_read(*, at_replica: bool) -> None:
-    """Counts what only reads archives of a store with a replica: read there, or from the store itself."""
-    instruments = _instruments()
-    if instruments is not None:
-        instruments.archive_reads.add(1, {"ctxfold.archive.replica": at_replica})
 
 
 def record_retry(backend: str) -> None:

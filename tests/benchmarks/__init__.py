@@ -25,7 +25,6 @@ SHOWS = (
     "evidence",
     "pruning",
     "faults",
-    "index_layouts",
     "scale",
     "checkpoints",
 )

@@ -7,6 +7,7 @@ others. At the end all of them become one owner's, which is erased.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -27,8 +28,7 @@ from ctxfold.history.records import MessageAdded, PolicyChanged
 from ctxfold.history.terms import term_counts
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.bm25 import ranked
-from tests.benchmarks.data import DataMissingError
-from tests.benchmarks.index_layouts import texts
+from tests.benchmarks.data import DataMissingError, folder
 from tests.benchmarks.sheets import Cell, Sheet
 from tests.stores.servers import Cluster, cluster_programs, started_cluster
 from tests.support.driven import COUNTER
@@ -39,6 +39,7 @@ __all__ = ["run"]
 import_once(__name__)
 
 EACH, OWNED, BATCH = 100, 20, 20
+JOINED = 8  # lines of a chat that make one message of some 560 characters
 COPIES = 20  # of a session, the one that was written among them
 WORKERS = (1, 2, 4)
 TURNS = 200  # of each process
@@ -160,8 +161,13 @@ _TEXTS: list[str] = []
 
 
 def _texts() -> list[str]:
+    """Lines of public chats and meetings, eight in one message; DataMissingError where they are not there."""
     if not _TEXTS:
-        _TEXTS.extend(texts())
+        lines: list[str] = []
+        for name in ("ubuntu_irc", "qmsum", "molweni"):
+            for conversation in json.loads((folder(name) / "conversations.json").read_text(encoding="utf-8")):
+                lines += [message["text"] for message in conversation["messages"] if message["text"]]
+        _TEXTS.extend(" ".join(lines[at : at + JOINED]) for at in range(0, len(lines), JOINED))
     return _TEXTS
 
 

@@ -14,7 +14,6 @@ import pytest
 from ctxfold import MessagesErased, NotEnoughHistoryError, Reply, SqlStore, StoreError, assistant, memory_section, user
 from tests.erasure.erasing import MARK, SAID, assert_gone, filled, opened_store
 from tests.erasure.scan import places_of
-from tests.golden import build_v1 as golden
 from tests.properties.machine import assert_legal
 from tests.support.driven import Driven, context, scripted, text_of, tool_round, turns
 
@@ -103,26 +102,6 @@ def test_a_reader_in_the_way_is_reported_and_the_next_call_finishes(tmp_path: Pa
             reader.execute("COMMIT")
         assert ctx.erase("m").settled is True
         assert places_of(MARK, store) == []
-
-
-def test_a_store_of_format_1_has_no_remains_either(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    with closing(sqlite3.connect(path, isolation_level=None)) as file:
-        file.execute("PRAGMA secure_delete=OFF")
-        file.executescript((golden.FOLDER / "v1_schema_sqlite.sql").read_text(encoding="utf-8"))
-        file.executescript((golden.FOLDER / "v1_rows.sql").read_text(encoding="utf-8"))
-        for number in range(200):  # rows that push each other from page to page
-            file.execute(
-                "INSERT INTO ctxfold_terms VALUES ('default', ?, ?, ?, 1, 1)",
-                ("s", f"{MARK}-{number * 7919 % 200}", number),
-            )
-    with SqlStore(f"sqlite:///{path}") as store:
-        assert store.read(golden.KEY)
-        assert store.erase_owner("default") is True
-        assert places_of(MARK, store) == []
-        assert store.sessions("owner-2") == (golden.OTHER.session,)
-        with closing(sqlite3.connect(path)) as file:
-            assert dict(file.execute("SELECT * FROM ctxfold_meta").fetchall()) == {"format_version": "3"}
 
 
 class Erasing:

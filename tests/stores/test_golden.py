@@ -1,4 +1,4 @@
-"""Stores as each format wrote them open, keep their contents, and go on; what is written today is what the newest one says."""
+"""A store as a release wrote it opens, keeps its contents, and goes on; what is written today is what it says."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ import psycopg
 import pytest
 
 from ctxfold import Draft, Head, MemoryItem, SqlStore
-from ctxfold.history.records import Body, TurnClosed
-from tests.golden import build_v1, build_v2, build_v3
+from ctxfold.history.records import KnownBody, TurnClosed
+from tests.golden import stored
 from tests.support.postgres_schema import fresh_schema
 
-KEY = build_v1.KEY
-DRAFTS = {
-    "v1": build_v1.DRAFTS,
-    "v2": (*build_v1.DRAFTS, *build_v2.DRAFTS),
-    "v3": (*build_v1.DRAFTS, *build_v2.DRAFTS),
-}
+KEY, DRAFTS = stored.KEY, stored.DRAFTS
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -30,16 +25,11 @@ def dialect(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=list(DRAFTS))
-def version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
-def url(dialect: str, version: str, request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
+def url(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
     """A store as it was written then: its schema and rows, loaded without ctxfold."""
-    names = (f"{version}_schema_{dialect}.sql", f"{version}_rows.sql")
-    text = "".join((build_v1.FOLDER / name).read_text(encoding="utf-8") for name in names)
+    names = (f"stored_schema_{dialect}.sql", "stored_rows.sql")
+    text = "".join((stored.FOLDER / name).read_text(encoding="utf-8") for name in names)
     statements = [statement for statement in text.split(";\n") if statement.strip()]
     if dialect == "sqlite":
         with closing(sqlite3.connect(tmp_path / "golden.db", isolation_level=None)) as file:
@@ -55,8 +45,8 @@ def url(dialect: str, version: str, request: pytest.FixtureRequest, tmp_path: Pa
         yield place
 
 
-def test_it_opens(url: str, version: str) -> None:
-    drafts = DRAFTS[version]
+def test_it_opens(url: str) -> None:
+    drafts = DRAFTS
     with SqlStore(url) as store:
         records = store.read(KEY)
         told = [(r.seq, r.id, r.body, r.turn_id, r.at_s) for r in records]
@@ -65,33 +55,30 @@ def test_it_opens(url: str, version: str) -> None:
         assert numbers == list(range(1, len(numbers) + 1))
         assert store.head(KEY) == Head(len(drafts), 19)
         assert store.snapshot_before(KEY, 19) == 15
-        assert store.sessions("owner-2") == (build_v1.OTHER.session,)
+        assert store.sessions("owner-2") == (stored.OTHER.session,)
         found = store.postings(KEY, ["中文", "long"])
         assert (found.documents, found.total_length) == (2, 47)
         assert found.by_term == {"中文": ((3, 2, 7),), "long": ((6, 40, 40),)}
 
 
-def test_it_goes_on(url: str, version: str) -> None:
-    drafts = DRAFTS[version]
+def test_it_goes_on(url: str) -> None:
+    drafts = DRAFTS
     with SqlStore(url) as store:
         # fingerprints are stored: a changed algorithm would make these conflicts
-        assert store.append(KEY, drafts, known=len(drafts), documents=build_v1.DOCUMENTS) == ()
+        assert store.append(KEY, drafts, known=len(drafts), documents=stored.DOCUMENTS) == ()
         added = store.append(KEY, [Draft("new", TurnClosed())], known=len(drafts))
         assert [r.seq for r in added] == [len(drafts) + 1]
         assert store.postings(KEY, []).documents == 2
-    with SqlStore(url) as again:  # upgraded once
+    with SqlStore(url) as again:
         assert again.head(KEY) == Head(len(drafts) + 1, 19)
 
 
-def test_its_memory_items(url: str, version: str) -> None:
+def test_its_memory_items(url: str) -> None:
     with SqlStore(url) as store:
         items = {item.id: item for item in store.memories("default", everything=True)}
-        if version == "v1":
-            assert items == {}
-            return
         assert items["i1"].superseded_by == "i3"
         assert (items["i3"].replaces, items["i3"].live) == ("the locker is on the left", True)
-        assert items["i2"] == build_v2.ITEMS[1]
+        assert items["i2"] == stored.ITEMS[1]
         assert (items["i4"].forgotten, items["i4"].text) == (True, "")
 
 
@@ -107,15 +94,15 @@ def test_an_owner_of_it_can_be_erased(url: str) -> None:
     with SqlStore(url) as store:
         assert store.erase_owner("default") is True
         assert (store.sessions("default"), store.memories("default", everything=True)) == ((), ())
-        assert len(store.read(build_v1.OTHER)) == 2
+        assert len(store.read(stored.OTHER)) == 2
 
 
-def test_the_builder_writes_today_what_the_newest_says(dialect: str) -> None:
-    assert build_v3.build() == (build_v1.FOLDER / "v3_rows.sql").read_text(encoding="utf-8")
-    written = (build_v1.FOLDER / f"v3_schema_{dialect}.sql").read_text(encoding="utf-8")
-    assert build_v3.schema(dialect) == written
+def test_the_builder_writes_today_what_it_says(dialect: str) -> None:
+    assert stored.build() == (stored.FOLDER / "stored_rows.sql").read_text(encoding="utf-8")
+    written = (stored.FOLDER / f"stored_schema_{dialect}.sql").read_text(encoding="utf-8")
+    assert stored.schema(dialect) == written
 
 
-def test_every_kind_of_record_is_in_the_newest() -> None:
-    kinds: set[Any] = set(get_args(Body))
-    assert kinds == {type(d.body) for d in DRAFTS["v3"]}
+def test_every_kind_of_record_is_in_it() -> None:
+    kinds: set[Any] = set(get_args(KnownBody))
+    assert kinds == {type(d.body) for d in DRAFTS}

@@ -275,9 +275,11 @@ def test_newer_format(url: str) -> None:
     run_sql(url, "UPDATE ctxfold_meta SET value = '4'")
     with pytest.raises(StoreFormatError, match="format 4, this ctxfold reads 3: upgrade"):
         SqlStore(url)
-    run_sql(url, "UPDATE ctxfold_meta SET value = '1'")
-    with SqlStore(url) as store:
-        assert store.head(KEY) == Head(1, 0)
+    run_sql(url, "UPDATE ctxfold_meta SET value = '2'")
+    with pytest.raises(
+        StoreFormatError, match="format 2, this ctxfold reads 3: it is of a pre-release: begin a new store"
+    ):
+        SqlStore(url)
 
 
 def test_lost_version_and_lost_tables(url: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,9 @@ BY_OWNER = {
         "SELECT session, documents, total_length FROM ctxfold_sessions",
     ),
     "a search over all sessions of the owner": (
-        "SELECT t.session, t.seq, t.count, t.length FROM ctxfold_sessions",
-        "SELECT s.session, t.seq, t.count, t.length FROM ctxfold_sessions",
         "SELECT t.session, t.data FROM ctxfold_sessions",
         "SELECT s.session, t.data FROM ctxfold_sessions",
     ),
-    "a replica is asked whether it has all sessions of the owner": ("SELECT s.session, s.head, s.documents",),
     "the forks of a session are among the owner's others": ("SELECT s.session FROM ctxfold_sessions",),
     "memory items belong to the owner": (
         "SELECT place, payload, created_s, item_id FROM ctxfold_memory",
@@ -48,15 +45,9 @@ BY_OWNER = {
         *(f"DELETE FROM {table} WHERE owner = ?" for table in ("ctxfold_sessions", "ctxfold_memory", "ctxfold_leases")),
         *(
             f"SELECT DISTINCT t.session FROM {table} t WHERE t.owner = ?"
-            for table in ("ctxfold_postings", "ctxfold_records", "ctxfold_terms", "ctxfold_vectors")
+            for table in ("ctxfold_postings", "ctxfold_records", "ctxfold_vectors")
         ),
     ),
-}
-EVERYTHING = {
-    "the upgrade from format 2 looks for a session that is left": (
-        "SELECT owner, session, term, seq FROM ctxfold_terms",
-    ),
-    "the empty table of format 2 gives its space back": ("LOCK TABLE ctxfold_terms", "TRUNCATE ctxfold_terms"),
 }
 SCHEMA = ("CREATE ", "PRAGMA ", "SELECT ? FROM sqlite_master", "SELECT ? WHERE to_regclass(")
 
@@ -166,7 +157,7 @@ def wrong(statements: Sent) -> dict[str, list[str]]:
     """Statements that name no owner or no session, and are not among the reasons above."""
     found: dict[str, list[str]] = {}
     for text in statements:
-        if text.startswith(SCHEMA) or "ctxfold_" not in text.replace("ctxfold_meta", "") or excuse(text, EVERYTHING):
+        if text.startswith(SCHEMA) or "ctxfold_" not in text.replace("ctxfold_meta", ""):
             continue
         lacks = missing(text)
         if excuse(text, BY_OWNER):
@@ -256,8 +247,6 @@ def use_memory(store: Any) -> None:
 
 
 def use_everything(url: str, **options: Any) -> None:
-    if not url.startswith("sqlite"):
-        options["replica"] = url  # the server itself, which has all that it has
     with SqlStore(url, **options) as store:
         use_log(store)
         use_index(store, LONG, 10)
@@ -277,21 +266,6 @@ def use_everything(url: str, **options: Any) -> None:
             assert store.erase_owner(ctx.owner)
         store.erase_owner("ann")
         store.append(LONG, [said("anew")])
-    execute(url, "UPDATE ctxfold_meta SET value = '2'")
-    with SqlStore(url, upgrade=False) as store:
-        use_index(store, SHORT, 10)
-        assert store.upgrade() > 0
-    with SqlStore(url) as store:
-        assert store.postings(SHORT, ["common"]).documents == 448
-
-
-def execute(url: str, sql: str) -> None:
-    if url.startswith("sqlite"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as file:
-            file.execute(sql)
-    else:
-        with psycopg.connect(url.replace("+psycopg", "").partition("&")[0], autocommit=True) as server:
-            server.execute(sql.encode())
 
 
 def unsent(statements: Sent, dialect: str, **options: bool) -> set[str]:
@@ -311,10 +285,8 @@ def test_each_statement_names_owner_and_session(url: str) -> None:
         "BEGIN IMMEDIATE" if sqlite else f"BEGIN ISOLATION LEVEL {'SERIALIZABLE' if serializable else 'READ COMMITTED'}"
     ]
     assert wrong(statements) == {}
-    used = [why for text in statements for why in (excuse(text, BY_OWNER), excuse(text, EVERYTHING)) if why]
-    unused = {"the empty table of format 2 gives its space back"} if sqlite or serializable else set()
-    unused |= {"a replica is asked whether it has all sessions of the owner"} if sqlite else set()
-    assert set(used) == {*BY_OWNER, *EVERYTHING} - unused
+    used = [why for text in statements if (why := excuse(text, BY_OWNER))]
+    assert set(used) == {*BY_OWNER}
 
 
 def test_each_statement_goes_to_one_partition(postgres_url: str) -> None:
@@ -328,9 +300,7 @@ def test_each_statement_goes_to_one_partition(postgres_url: str) -> None:
         with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as server:
             server.execute("SET enable_seqscan = off")
             for text, values in statements.sent.values():
-                if not text.startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")) or excuse(
-                    plain(text), EVERYTHING
-                ):
+                if not text.startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")):
                     continue
                 plan = str(server.execute(f"EXPLAIN {text}".encode(), values).fetchall())
                 found = re.findall(r"ctxfold_(\w+?)_p(\d+)\b", plan)

@@ -14,12 +14,12 @@ from ctxfold._lifecycle import Closing
 from ctxfold.compaction.strategy import Strategy, Summarizer
 from ctxfold.connect import open_store
 from ctxfold.effects import in_thread
+from ctxfold.errors import CtxWarning
 from ctxfold.events import Subscriber
 from ctxfold.policy.prices import Prices
 from ctxfold.policy.settings import Policy, PolicyFields, unknown_setting
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens.text import CtxWarning
 
 _NOT_THE_CALLER = ("ctxfold", "langchain_ctx", "langchain_core", "llamaindex_ctx")
 

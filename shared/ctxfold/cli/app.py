@@ -13,7 +13,7 @@ from ctxfold.cli.mcp import mcp
 from ctxfold.cli.memory import memory
 from ctxfold.cli.reading import inspect, search, sessions, show, window
 from ctxfold.cli.watch import watch
-from ctxfold.cli.writing import compact, erase, export, fork, import_, partition, prune, undo
+from ctxfold.cli.writing import compact, erase, export, fork, import_, prune, undo
 
 app = typer.Typer(
     name="ctxfold",
@@ -36,7 +36,6 @@ for command in (
     import_,
     erase,
     prune,
-    partition,
     watch,
     mcp,
     doctor,

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.progress import Progress, track
@@ -39,9 +39,6 @@ from ctxfold.errors import ConfigError, SessionNotFoundError
 from ctxfold.history.records import OFFLOADED
 from ctxfold.io.session_files import Zone, file_rules, parse_lines
 from ctxfold.protocols import Store, UuidIds, Wire
-
-if TYPE_CHECKING:
-    from ctxfold.stores.sql import SqlStore
 
 Zones = ("all", "window", "immutable", "compressed", "incremental")
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
@@ -236,31 +233,6 @@ def prune(
         _print_erasure(
             [Erasure(sessions=done.sessions, removed=done.removed, settled=done.settled)], count=done.messages
         )
-
-
-def partition(
-    store: StoreUrl,
-    partitions: Annotated[
-        int | None, typer.Argument(metavar="[PARTITIONS]", help="how many: 2 to 1024, 16 to 64 for most")
-    ] = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="cancel a move that is not complete")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Move a PostgreSQL store to tables partitioned by owner, while it is in use. Run it again after an interruption."""
-    with within(as_json=as_json), opened(store) as opened_store:
-        place = cast("SqlStore", opened_store)  # there is no other one with a URL
-        if (partitions is None) is not cancel:
-            raise ConfigError("give either a number of partitions or --cancel")
-        if partitions is None:
-            with progress().status("cancelling"):
-                cancelled = place.cancel_partition()
-            outcome = "cancelled: the tables are as before" if cancelled else "no move is under way"
-            print_result({"cancelled": cancelled}, outcome, as_json=as_json)
-            return
-        with progress().status("moving") as status:
-            copied = place.partition(partitions, progress=lambda rows: status.update(f"moving: {rows:,} rows copied"))
-        payload = {"partitions": partitions, "copied": copied}
-        print_result(payload, f"{partitions} partitions, {copied} rows copied by this call", as_json=as_json)
 
 
 def _pruned(

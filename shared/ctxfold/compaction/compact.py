@@ -6,6 +6,7 @@ A compaction that fails, is cancelled or loses a race leaves the session as it w
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from ctxfold.compaction.selection import orphaned_answers
 from ctxfold.compaction.strategy import CompactionInput, Strategy, decide, rewritten
 from ctxfold.compaction.summarize import Progress, Summary, as_message, summarize
 from ctxfold.effects import Complete, DetachedCall, Flow, StoreCall, limited, off_loop
-from ctxfold.errors import BackendError, ConfigError, CtxError, StrategyError, SummarizationFailedError
+from ctxfold.errors import BackendError, ConfigError, CtxError, CtxWarning, StrategyError, SummarizationFailedError
 from ctxfold.events import (
     CompactionHeld,
     CompactionProgress,
@@ -67,7 +68,7 @@ def compact(
     after_turn = facts.occasion == "after_turn"
     if after_turn and _is_paused(open_session, stage):
         return Outcome(None, "nothing has changed since the last attempt could not help"), ()
-    strategy = strategy_named(rules.strategy, strategies, open_session.key.session)
+    strategy = _strategy_in_force(rules.strategy, strategies, open_session.key.session)
     with open_session.lock:
         # what must fit now does not wait for a summary by another task: whoever writes first wins
         if open_session.compacting and after_turn:
@@ -151,6 +152,15 @@ def idle_time(open_session: OpenSession, stage: Stage, ports: Ports) -> Flow[flo
         return 0.0
     newest = yield from StoreCall(Store.fetch, open_session.key, (open_session.state.head,))
     return max(0.0, ports.clock.now_s() - newest[0].at_s) if newest else 0.0
+
+
+def _strategy_in_force(name: str, strategies: Mapping[str, Strategy], session: str) -> Strategy:
+    """Returns the strategy that the log names, and the default where this process does not have it."""
+    try:
+        return strategy_named(name, strategies, session)
+    except ConfigError as error:
+        warnings.warn(f"{error}; until then 'tiered' is used", CtxWarning, stacklevel=2)
+        return BUILT_IN["tiered"]
 
 
 def strategy_named(name: str, strategies: Mapping[str, Strategy], session: str) -> Strategy:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
-from ctxfold._deprecated import warn_renamed
 from ctxfold.history.cuts import kept
 from ctxfold.history.records import Subgoal
 from ctxfold.history.view import Entry
@@ -20,7 +19,6 @@ _IN_REASONS: Mapping[Occasion, str] = {
     "must_fit": "before a request",
     "on_demand": "on demand",
 }
-_MODES: Mapping[Occasion, str] = {"after_turn": "close", "must_fit": "cap", "on_demand": "forced"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +54,6 @@ class SessionFacts:
         """Returns the ids that stay verbatim even left of a cut, as `cuts.kept` does, without the message that `gives_way`."""
         return kept(entries, pins=self.pins, question=question) - {self.gives_way}
 
-    @property
-    def mode(self) -> str:
-        """Returns the occasion as "close", "cap" or "forced"; deprecated."""
-        warn_renamed("facts.mode ('close', 'cap', 'forced')", "facts.occasion ('after_turn', 'must_fit', 'on_demand')")
-        return _MODES[self.occasion]
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -93,11 +85,6 @@ class Plan:
     text: str | None = None
     rewrite: Callable[[], Sequence[Message] | Awaitable[Sequence[Message]]] | None = None
     within: bool = False
-
-    def __post_init__(self) -> None:
-        if cast("str", self.writer) == "nobody":
-            warn_renamed("Plan(writer='nobody')", "Plan(writer='none')", stacklevel=4)
-            object.__setattr__(self, "writer", "none")
 
     @property
     def freed_tokens(self) -> int:

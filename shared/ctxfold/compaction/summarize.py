@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-from ctxfold._deprecated import warn_renamed
 from ctxfold.compaction.facts import FactSource, extract, message_of
 from ctxfold.compaction.ledger import CHOSEN, ledger_lines, repaired
 from ctxfold.compaction.literals import Fact
@@ -78,12 +77,6 @@ class Summary:
     live: bool | None = None
     provided: ProviderSummary | None = None
     timed_out: bool = False
-
-    @property
-    def rung(self) -> str:
-        """Returns `fallback_level`; a deprecated name."""
-        warn_renamed("Summary.rung", "Summary.fallback_level")
-        return self.fallback_level
 
 
 @dataclass(slots=True)

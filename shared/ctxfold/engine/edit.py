@@ -56,6 +56,7 @@ from ctxfold.session_state import (
     index_entry,
     load_without,
     originals,
+    policy_text,
     record_names,
     refresh,
     rules_to_open_with,
@@ -448,7 +449,11 @@ def set_policy(engine: Engine, open_session: OpenSession, fields: Mapping[str, o
         fixed = tuple(sorted({*state.fixed, *fields}))
         if policies[0] == old and fixed == state.fixed:
             return []
-        return [draft(engine.ports, PolicyChanged(policies[0].model_dump_json(), engine.ports.counter.id, fixed))]
+        return [
+            draft(
+                engine.ports, PolicyChanged(policy_text(policies[0], state.policy_json), engine.ports.counter.id, fixed)
+            )
+        ]
 
     if (yield from append_decided(open_session, changed, engine.ports)):
         engine.events.emit(RulesChanged(open_session.key.session, tuple(sorted(fields))))
@@ -461,7 +466,12 @@ def reopen(engine: Engine, open_session: OpenSession) -> Flow[None]:
     if rules != open_session.stored_rules():
         yield from append(
             open_session,
-            (draft(engine.ports, PolicyChanged(rules.model_dump_json(), engine.ports.counter.id)),),
+            (
+                draft(
+                    engine.ports,
+                    PolicyChanged(policy_text(rules, open_session.state.policy_json), engine.ports.counter.id),
+                ),
+            ),
             engine.ports,
         )
 

@@ -38,6 +38,7 @@ from ctxfold.session_state import (
     closing_draft,
     draft,
     load,
+    policy_text,
     refresh,
     rules_to_open_with,
     searchable_chars,
@@ -128,7 +129,7 @@ class Engine:
 
     def _open_new(self, key: SessionKey, create: bool) -> Flow[OpenSession]:
         head = yield from StoreCall(Store.head, key)
-        policy = draft(self.ports, PolicyChanged(self.rules.model_dump_json(), self.ports.counter.id))
+        policy = draft(self.ports, PolicyChanged(policy_text(self.rules), self.ports.counter.id))
         if head is None:
             named(key)
         if head is None and create:
@@ -141,13 +142,13 @@ class Engine:
             model=self._model(),
             opening_policy=self.rules if create else None,
         )
-        sets_strategy = create and "strategy" in self.rules.model_fields_set
-        strategy_named((self.rules if sets_strategy else opened.stored_rules()).strategy, self.strategies, key.session)
+        if create and "strategy" in self.rules.model_fields_set:
+            strategy_named(self.rules.strategy, self.strategies, key.session)
         open_session = self._open_sessions.get_or_make(key, lambda: opened)
         timed_out = timed_out_turns(open_session, self.ports)
         if timed_out:
             yield from close_turns(open_session, timed_out, "aborted", self.ports)
-        rules = rules_to_open_with(self.rules, open_session.state).model_dump_json()
+        rules = policy_text(rules_to_open_with(self.rules, open_session.state), open_session.state.policy_json)
         if create and open_session.state.policy_json != rules:
             body = PolicyChanged(rules, self.ports.counter.id)
             yield from append(open_session, (draft(self.ports, body),), self.ports)

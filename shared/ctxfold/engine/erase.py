@@ -38,6 +38,7 @@ from ctxfold.history.records import (
     Subgoal,
     TurnClosed,
     Undone,
+    Unknown,
     offloaded_of,
     shown_in,
 )
@@ -98,6 +99,8 @@ class Scrub:
                 return replace(record.body, shown=self._kept(shown))
             case GoalSet() if self.emptied:
                 return _as_given(record.body)
+            case Unknown() if self.emptied:
+                return Erased(())  # it may quote what is erased
             case SnapshotTaken(state=text) if self.emptied:
                 return SnapshotTaken(self._snapshot(parse_snapshot(text)).model_dump_json())
             case other:

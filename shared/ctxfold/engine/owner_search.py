@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ctxfold.effects import ArchiveRead, Flow, StoreCall, StoreQuery
+from ctxfold.effects import Flow, StoreCall, StoreQuery
 from ctxfold.engine.archive import PROBE, Hit, hit_of, live_documents
 from ctxfold.engine.erase import Age
 from ctxfold.errors import SessionNotFoundError
@@ -73,7 +73,7 @@ def search_owner(ports: Ports, owner: str, query: str, scope: SearchScope, *, li
     terms = query_terms(query)
     if not terms:
         return ()
-    return (yield from ArchiveRead(iter(StoreQuery(_searched(ports, owner, terms, scope, limit))), owner))
+    return (yield from StoreQuery(_searched(ports, owner, terms, scope, limit)))
 
 
 def _searched(ports: Ports, owner: str, terms: Sequence[str], scope: SearchScope, limit: int) -> Flow[tuple[Hit, ...]]:

@@ -29,6 +29,7 @@ from ctxfold.history.records import (
     SnapshotTaken,
     TurnClosed,
     Undone,
+    Unknown,
     Unpinned,
     shown_in,
 )
@@ -212,7 +213,7 @@ class SessionState:
                 self._defer(record, record.body)
             case Erased(usage=usage):
                 self._erased(record, usage)
-            case Forked():
+            case Forked() | Unknown():
                 pass
             case SnapshotTaken():
                 self.snapshot_seq = record.seq

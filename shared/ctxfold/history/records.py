@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
-from ctxfold.errors import MessageError, StoreCorruptError
+from ctxfold.errors import CtxWarning, MessageError, StoreCorruptError
 from ctxfold.messages import Message, ToolResultPart, Usage, content_key
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 
 TurnStatus: TypeAlias = Literal["completed", "aborted", "discarded"]
 
@@ -175,6 +176,14 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class Unknown:
+    """A record of a kind that only a newer release knows, as its stored JSON text. It changes nothing that a reader sees."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyChanged:
     """Sets the rules from here on, as JSON text, and names the counter in use.
 
@@ -262,7 +271,7 @@ class SnapshotTaken:
     kind: Literal["snapshot_taken"] = "snapshot_taken"
 
 
-Body: TypeAlias = (
+KnownBody: TypeAlias = (
     MessageAdded
     | MessageInserted
     | MessageReplaced
@@ -282,6 +291,7 @@ Body: TypeAlias = (
     | Erased
     | SnapshotTaken
 )
+Body: TypeAlias = KnownBody | Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,16 +345,18 @@ def with_own_reference(shown: Message, number: int) -> Message:
 
 
 @cache
-def _adapter() -> TypeAdapter[Body]:
+def _adapter() -> TypeAdapter[KnownBody]:
     from pydantic import Field, TypeAdapter
 
-    return TypeAdapter(Annotated[Body, Field(discriminator="kind")])
+    return TypeAdapter(Annotated[KnownBody, Field(discriminator="kind")])
 
 
 def encode_body(body: Body) -> str:
     """Returns ASCII-only JSON, which every database accepts, NUL included. Raises MessageError for what could not be read again."""
     from pydantic_core import PydanticSerializationError
 
+    if isinstance(body, Unknown):
+        return body.text
     try:
         return _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, by_alias=True, warnings="error"))
     except (PydanticSerializationError, TypeError):
@@ -355,7 +367,7 @@ def _dumped(value: object) -> str:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
 
 
-def _readable(body: Body) -> str:
+def _readable(body: KnownBody) -> str:
     """Returns the text of a record that holds values of unexpected types, once it is certain that it can be read."""
     try:
         text = _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, by_alias=True, warnings=False))
@@ -379,13 +391,62 @@ def _first_of(error: Exception) -> str:
 
 
 def decode_body(text: str) -> Body:
-    """Returns the body that `encode_body` wrote. Raises StoreCorruptError when the text is not a record."""
+    """Returns the body that `encode_body` wrote, of a newer release as far as this one can read it: see `Unknown`.
+
+    Raises StoreCorruptError when the text is not a record.
+    """
+    from pydantic import ValidationError
+
     try:
         return _adapter().validate_json(text)
-    except ValueError as error:
+    except ValidationError as error:
+        newer = _of_newer_release(text, error)
+        if newer is not None:
+            return newer
         raise StoreCorruptError(
             f"a stored record cannot be read ({str(error)[:200]}): restore the store from a copy"
         ) from None
+
+
+def _of_newer_release(text: str, error: ValidationError) -> Body | None:
+    """Returns the body without what this release does not know: a kind of record or part, a role, or another choice of a field."""
+    if any(e["type"] not in ("union_tag_invalid", "literal_error") for e in error.errors()):
+        return None
+    value = json.loads(text)
+    for problem in error.errors(include_url=False):
+        at, keys = value, [*_path(value, problem["loc"])]
+        for key in keys[:-1]:
+            at = at[key]
+        if not keys:
+            _warn_of(f"records of the kind {value['kind']!r}")
+            return Unknown(str(value["kind"]), text)
+        unknown = at[keys[-1]]
+        if problem["type"] == "union_tag_invalid":
+            _warn_of(f"parts of the type {unknown.get('type')!r}")
+            at[keys[-1]] = {"type": "opaque", "namespace": "newer", "json": _dumped(unknown)}
+            continue
+        _warn_of(f"{keys[-1]} {unknown!r}")
+        del at[keys[-1]]
+        if keys[-1] in ("role", "visibility", "kind"):  # of a message: no wire could send it
+            at |= {"visibility": "user"} | ({"role": "user"} if keys[-1] == "role" else {})
+    return _adapter().validate_python(value, strict=False)
+
+
+def _path(value: object, location: Iterable[str | int]) -> Iterator[str | int]:
+    """Yields the keys of a place in decoded JSON; pydantic names the chosen classes of a union in between."""
+    for key in location:
+        if (isinstance(value, dict) and key in value) or (isinstance(value, list) and isinstance(key, int)):
+            yield key
+            value = value[key]  # type: ignore[index]
+
+
+@cache
+def _warn_of(what: str) -> None:
+    warnings.warn(
+        f"the store holds {what}, which this ctxfold does not know: left out; a newer release wrote them, so upgrade ctxfold",
+        CtxWarning,
+        stacklevel=2,
+    )
 
 
 def fingerprint(body: Body) -> str:

@@ -428,11 +428,6 @@ def _stem(word: str) -> str:
     return _without_verb_ending(word)
 
 
-def renewed(term: str) -> str:
-    """Returns what this release has for a term of release 0.1, which kept "plann" and "moved" apart from "plan" and "move"."""
-    return _without_verb_ending(term) if term.isascii() and term.isalpha() and len(term) > 3 else term
-
-
 def _without_verb_ending(word: str) -> str:
     """Returns a word without "-ed" and "-ing", as often as it ends with one: "embedding" and "embed" become the same term."""
     while len(word) > 3 and (shorter := _without_one_ending(word)) != word:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from ctxfold.effects import ArchiveRead, Flow, StoreCall
+from ctxfold.effects import Flow, StoreCall
 from ctxfold.errors import ConfigError, MessageErasedError, MessageNotFoundError
 from ctxfold.events import WindowGauge
 from ctxfold.history.log import SessionState
@@ -242,7 +242,7 @@ def conversation(
         raise ConfigError(f"audience is {audience!r}: use one of {', '.join(get_args(Audience))}")
     if audience == "model":
         return open_session.view(turn_id).messages
-    records = yield from ArchiveRead(iter(StoreCall(Store.read, open_session.key)), *open_session.key)
+    records = yield from StoreCall(Store.read, open_session.key)
     state = SessionState(open_session.key, lambda _: 0, user_only=True)
     # a compaction only hides: folded without it, the log gives back what it stood for
     state.undone = {*open_session.state.undone, *(r.id for r in records if isinstance(r.body, Compacted))}

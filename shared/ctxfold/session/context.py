@@ -7,7 +7,6 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from typing import Any, Unpack, cast
 
-from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import SharesSessions
 from ctxfold.compaction.compact import gauge
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
@@ -105,7 +104,6 @@ class AgentContext(SessionHandle, SharesSessions):
     Safe across threads and tasks; use it as a context manager, or call `close`.
     """
 
-    @renamed_keywords(KEYWORDS)
     def __init__(  # noqa: PLR0913 - the settings of a session, all but the first by name
         self,
         backend: ContextBackend | None = None,

@@ -9,13 +9,12 @@ from functools import partial
 from os import PathLike
 from typing import Any, Self, TypeAlias, TypeVar, Unpack, cast
 
-from ctxfold._deprecated import KEYWORDS, renamed_keywords
 from ctxfold._lifecycle import Closing
 from ctxfold.compaction.commit import Outcome
 from ctxfold.compaction.goal import set_goal, set_subgoal
 from ctxfold.compaction.tool_summaries import summarise_pairs
 from ctxfold.connect import LineCodec, SessionSettings
-from ctxfold.effects import ArchiveRead, Call, Flow, FlowMethods, StoreCall, async_method, in_thread, sync_method
+from ctxfold.effects import Call, Flow, FlowMethods, StoreCall, async_method, in_thread, sync_method
 from ctxfold.engine import archive, erase
 from ctxfold.engine import edit as editing
 from ctxfold.engine.archive import Hit
@@ -317,7 +316,7 @@ class SessionHandle(FlowMethods, Closing):
     @sync_method
     def search(self, query: str, limit: int = 10) -> Flow[tuple[Hit, ...]]:
         """Returns the messages that match the query, best first, whether the model still sees them or not."""
-        return self._edit(lambda _, s: iter(ArchiveRead(archive.search(s, query, limit=limit), *s.key)))
+        return self._edit(lambda _, s: archive.search(s, query, limit=limit))
 
     asearch = async_method(search)
 
@@ -519,7 +518,6 @@ class SessionHandle(FlowMethods, Closing):
     asave_snapshot = async_method(save_snapshot)
 
     @classmethod
-    @renamed_keywords(KEYWORDS)
     def load_snapshot(
         cls,
         path: Path,
@@ -549,7 +547,6 @@ class SessionHandle(FlowMethods, Closing):
         return context
 
     @classmethod
-    @renamed_keywords(KEYWORDS)
     async def aload_snapshot(
         cls,
         path: Path,

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from zlib import crc32
 
 from ctxfold._lifecycle import Closing
 from ctxfold.errors import (
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+CHECKSUM_LENGTH = 8  # hexadecimal digits in front of each stored text
 
 _stores: weakref.WeakSet[BaseStore] = weakref.WeakSet()
 _at_fork: list[BaseStore] = []  # guarded by the lock below
@@ -286,14 +289,15 @@ def _age(row: tuple[ItemPlace, MemoryItem]) -> tuple[float, str]:
 
 
 def encode_item(item: MemoryItem) -> str:
-    """Returns the item as ASCII-only JSON, which every database accepts."""
-    return json.dumps(asdict(item), ensure_ascii=True, separators=(",", ":"))
+    """Returns the item as ASCII-only JSON, which every database accepts, behind its checksum."""
+    text = json.dumps(asdict(item), ensure_ascii=True, separators=(",", ":"))
+    return _checksum(text, ()) + text
 
 
 def decode_item(text: str) -> MemoryItem:
     """Reverses `encode_item`; raises StoreCorruptError when the text is not an item."""
     try:
-        return _item_adapter().validate_json(text)
+        return _item_adapter().validate_json(_opened(text))
     except ValueError as error:
         raise StoreCorruptError(f"a memory item cannot be read ({str(error)[:200]}): restore a copy") from None
 
@@ -365,11 +369,34 @@ def new_records(new: Iterable[Fresh], head: int, numbered: int) -> list[Record]:
 
 
 def read_record(seq: int, record_id: str, turn_id: str | None, at_s: float, payload: str, number: int) -> Record:
-    """Returns a record of what is stored of it; StoreCorruptError, with its place, for a body that cannot be read."""
+    """Returns a record of what `sealed` stored of it; StoreCorruptError, with its place, for one that is damaged."""
     try:
-        return Record(seq, record_id, decode_body(payload), turn_id, at_s, number)
+        return Record(
+            seq,
+            record_id,
+            decode_body(_opened(payload, (seq, record_id, turn_id, at_s, number))),
+            turn_id,
+            at_s,
+            number,
+        )
     except StoreCorruptError as error:
         raise StoreCorruptError(f"record {seq} ({record_id!r}): {error}") from None
+
+
+def sealed(record: Record, payload: str) -> str:
+    """Returns the text to store of a record: its encoded body behind a checksum (CRC-32) of the whole row."""
+    return _checksum(payload, (record.seq, record.id, record.turn_id, record.at_s, record.number)) + payload
+
+
+def _opened(stored: str, row: tuple[object, ...] = ()) -> str:
+    payload = stored[CHECKSUM_LENGTH:]
+    if stored[:CHECKSUM_LENGTH] != _checksum(payload, row):
+        raise StoreCorruptError("it is not as it was written: restore the store from a copy")
+    return payload
+
+
+def _checksum(payload: str, row: tuple[object, ...]) -> str:
+    return f"{crc32(repr(row).encode(errors='surrogatepass'), crc32(payload.encode(errors='surrogatepass'))):08x}"
 
 
 def encoded(body: Body, record_id: str) -> str:

@@ -29,6 +29,7 @@ from ctxfold.stores.base import (
     indexed_term,
     new_records,
     read_record,
+    sealed,
     unseen,
     written_at,
 )
@@ -335,7 +336,7 @@ def _first_id(entries: KeyValueTransaction, key: SessionKey) -> str | None:
 
 
 def _put_record(entries: KeyValueTransaction, key: SessionKey, record: Record, payload: str, digest: str) -> None:
-    row = [record.id, record.turn_id, record.at_s, record.number, payload]
+    row = [record.id, record.turn_id, record.at_s, record.number, sealed(record, payload)]
     entries.put(_key(_RECORD, *key, number=record.seq), _json(row))
     entries.put(_key(_ID, *key, record.id), _json([digest, record.seq]))
 

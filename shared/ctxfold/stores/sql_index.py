@@ -1,21 +1,14 @@
-"""The search index of the SQL store within a connection: hits in leaves, and rows of format 2 that were not moved yet.
-
-Transactions are the caller's. Rows only move from the old table to the leaves, and the old table is read first: a reader may
-see a hit in both places, and never in none.
-"""
+"""The search index of the SQL store within a connection: hits in leaves. Transactions are the caller's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from ctxfold.history.posting_cache import Hit
 from ctxfold.history.records import SessionKey
-from ctxfold.history.terms import renewed
 from ctxfold.protocols import Document
-from ctxfold.stores.base import indexed_term
 from ctxfold.stores.posting_leaves import (
     LEAF_BYTES,
     RUN,
@@ -30,11 +23,6 @@ from ctxfold.stores.posting_leaves import (
 from ctxfold.stores.sql_engine import Driven
 from ctxfold.stores.sql_rows import Rows
 
-STAYS_FORMAT = 2  # that a store keeps when its user says so
-
-MOVED_ROWS = 2_000  # of format 2 in one transaction: some 20 ms
-OldRow = tuple[str, str, str, int]  # the primary key of a row of format 2
-
 _ALL = 1 << 30
 _NEWEST_SEQ = (1 << 63) - 1
 _SMALL_ARCHIVE = 400  # documents of a session whose leaves are all read when it is written to
@@ -43,39 +31,30 @@ _NEAR = 32  # seqs that are so close to each other are looked for together
 
 @dataclass(slots=True)
 class Index:
-    """Reads and writes the hits of sessions. While `old_rows` holds, the table of format 2 is read, too."""
+    """Reads and writes the hits of sessions."""
 
     rows: Rows
-    old_rows: bool = True
 
     # reading
 
     def hits(self, connection: Driven, key: SessionKey, terms: Sequence[str]) -> dict[str, tuple[Hit, ...]]:
         """Returns all hits of each term, oldest first."""
-        old = self._old(connection, self.rows.sql.postings_in, key, terms)
         names = {term: stored_term(term) for term in terms}
         ranges = [(leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)) for name in names.values()]
         leaves = self._leaves(connection, key, ranges, _ALL)
-        return {
-            t: _joined(old.get(t, ()), data, name)
-            for (t, name), data in zip(names.items(), map(_data, leaves), strict=True)
-        }
+        return {t: _joined(data, n) for (t, n), data in zip(names.items(), map(_data, leaves), strict=True)}
 
     def newest_hits(
         self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int
     ) -> dict[str, tuple[Hit, ...]]:
         """Walks back from the newest leaf of each term, for a short distance however many hits the term has."""
-        old: dict[str, Sequence[Hit]] = {}
-        if self.old_rows:
-            sql = self.rows.sql.newest_hits
-            old = {t: connection.execute(sql, (*key, indexed_term(t), newest)).fetchall() for t in terms}
         names = {term: stored_term(term) for term in terms}
         ranges = [(leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)) for name in names.values()]
         limit = _leaves_for(newest)
         hits_by_term: dict[str, tuple[Hit, ...]] = {}
         unfinished: list[str] = []
         for (term, name), leaves in zip(names.items(), self._leaves(connection, key, ranges, limit), strict=True):
-            hits_by_term[term] = _joined(old.get(term, ()), _data(leaves), name)[-newest:]
+            hits_by_term[term] = _joined(_data(leaves), name)[-newest:]
             if len(leaves) == limit and len(hits_by_term[term]) < newest:  # an erasure has made leaves of few hits
                 unfinished.append(term)
         if unfinished:
@@ -87,10 +66,6 @@ class Index:
     ) -> dict[str, tuple[Hit, ...]]:
         """Returns the hits of each term in these documents."""
         among = sorted(set(seqs))
-        old: dict[str, list[Any]] = {}
-        if self.old_rows:
-            sql = self.rows.sql.hits_among_in
-            old = {t: self.rows.listed(connection, sql, (*key, indexed_term(t)), among) for t in terms}
         names = {term: stored_term(term) for term in terms}
         stretches = _stretches(among)
         ranges = [(leaf_key(n, low), leaf_key(n, high)) for n in names.values() for low, high in stretches]
@@ -98,7 +73,7 @@ class Index:
         hits_by_term: dict[str, tuple[Hit, ...]] = {}
         for at, (term, name) in enumerate(names.items()):
             mine = {k: d for each in leaves[at * len(stretches) : (at + 1) * len(stretches)] for k, d in each}
-            hits_by_term[term] = _joined(old.get(term, ()), list(mine.values()), name, among)
+            hits_by_term[term] = _joined(list(mine.values()), name, among)
         return hits_by_term
 
     def owner_hits(
@@ -109,7 +84,6 @@ class Index:
         limit = _leaves_for(newest)
         sqlite = self.rows.dialect == "sqlite"
         for term in terms:
-            old = self._old_of_owner(connection, owner, term, newest)
             name = stored_term(term)
             low, high = leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)
             values = (
@@ -120,9 +94,8 @@ class Index:
             leaves: dict[str, list[bytes]] = {}
             for session, data in connection.execute(self.rows.sql.owner_leaves, values):
                 leaves.setdefault(str(session), []).append(data)
-            for session in leaves.keys() | old.keys():
-                data_of_leaves = leaves.get(session, [])
-                hits = _joined(old.get(session, ()), data_of_leaves, name)[-newest:]
+            for session, data_of_leaves in leaves.items():
+                hits = _joined(data_of_leaves, name)[-newest:]
                 if len(data_of_leaves) == limit and len(hits) < newest:
                     hits = self.newest_hits(connection, SessionKey(owner, session), [term], newest)[term]
                 if hits:
@@ -137,19 +110,16 @@ class Index:
     # writing
 
     def add(
-        self, connection: Driven, key: SessionKey, documents: Sequence[Document], *, archived: int, by_row: bool
+        self, connection: Driven, key: SessionKey, documents: Sequence[Document], *, archived: int
     ) -> tuple[Document, ...]:
         """Makes documents searchable; returns those that were not already. The caller holds the session's row.
 
-        `archived` is how many documents the session has. With `by_row` the hits are written as format 2 has them.
+        `archived` is how many documents the session has.
         """
         by_seq = {document.seq: document for document in reversed(documents)}
         for hit in self.hits_among(connection, key, [""], list(by_seq))[""] if archived else ():
             del by_seq[hit[0]]
         new = tuple(by_seq.values())
-        if by_row:
-            self._add_rows(connection, key, new)
-            return new
         hits: dict[bytes, list[Hit]] = {b"": [(d.seq, 0, d.length) for d in new]} if new else {}
         for document in new:
             for term, count in document.terms.items():
@@ -160,8 +130,6 @@ class Index:
 
     def remove(self, connection: Driven, key: SessionKey, seqs: Sequence[int]) -> None:
         """Removes documents with all their hits: reads the whole index of the session."""
-        if self.old_rows:
-            self.rows.each(connection, self.rows.sql.unindex_in, key, seqs)
         erased = frozenset(seqs)
         leaves = connection.execute(self.rows.sql.every_leaf, (*key, _ALL)).fetchall()
         changes = ((old, without_documents(old, data, erased)) for old, data in leaves)
@@ -194,75 +162,6 @@ class Index:
             leaves = [(first_key, longer)] if fits else divided(first_key, data, new)
             written += [(*key, *leaf) for leaf in leaves]
         self.rows.many(connection, self.rows.sql.put_leaf, written)
-
-    # rows of format 2
-
-    def any_old_row(self, connection: Driven) -> bool:
-        return connection.execute(self.rows.sql.old_row_after, ("", "", "", -1)).fetchone() is not None
-
-    def stays(self, connection: Driven) -> bool:
-        """Returns True while the store is of format 2; until the transaction ends, nobody changes that."""
-        return bool(connection.execute(self.rows.sql.format_version).fetchone()[0] == str(STAYS_FORMAT))
-
-    def move_old_rows(self, connection: Driven, after: OldRow) -> tuple[OldRow, int] | None:
-        """Moves some rows of one session behind `after` into its leaves: where to go on, and how many; None at the end."""
-        row = connection.execute(self.rows.sql.old_row_after, after).fetchone()
-        if row is None:
-            return None
-        key = SessionKey(str(row[0]), str(row[1]))
-        session = connection.execute(self.rows.sql.lock, tuple(key)).fetchone()
-        old_rows = connection.execute(self.rows.sql.old_rows, (*key, MOVED_ROWS)).fetchall()
-        if not old_rows:  # another process came first
-            return (key.owner, key.session, str(row[2]), int(row[3])), 0
-        if session is not None:
-            counts: dict[bytes, dict[int, Hit]] = {}
-            for term, seq, count, length in old_rows:
-                hits = counts.setdefault(stored_term(renewed(str(term))), {})
-                hits[int(seq)] = (int(seq), int(count) + (hits[int(seq)][1] if int(seq) in hits else 0), int(length))
-            moved = {term: list(hits.values()) for term, hits in counts.items()}
-            self._put(connection, key, moved, small=int(session[2]) <= _SMALL_ARCHIVE)
-        last = (str(old_rows[-1][0]), int(old_rows[-1][1]))
-        connection.execute(self.rows.sql.drop_old_rows, (*key, *last))
-        return (key.owner, key.session, *last), len(old_rows)
-
-    def truncate_old_rows(self, connection: Driven) -> None:
-        """Gives the space of the empty old table back to PostgreSQL's disk at once."""
-        connection.execute("LOCK TABLE ctxfold_terms IN ACCESS EXCLUSIVE MODE NOWAIT")
-        if not self.any_old_row(connection):
-            connection.execute("TRUNCATE ctxfold_terms")
-
-    def _add_rows(self, connection: Driven, key: SessionKey, documents: Iterable[Document]) -> None:
-        rows: list[tuple[object, ...]] = []
-        for document in documents:
-            rows.append((*key, "", document.seq, 0, document.length))
-            rows.extend(
-                (*key, indexed_term(term), document.seq, count, document.length)
-                for term, count in document.terms.items()
-                if term
-            )
-        if rows:
-            self.rows.many(connection, self.rows.sql.insert_term, rows)
-
-    def _old(self, connection: Driven, sql: str, key: SessionKey, terms: Sequence[str]) -> dict[str, list[Hit]]:
-        hits_by_term: dict[str, list[Hit]] = {}
-        if self.old_rows:
-            names: dict[str, list[str]] = {}
-            for term in terms:
-                names.setdefault(indexed_term(term), []).append(term)
-            for name, *hit in self.rows.listed(connection, sql, key, sorted(names)):
-                for term in names[str(name)]:
-                    hits_by_term.setdefault(term, []).append((hit[0], hit[1], hit[2]))
-        return hits_by_term
-
-    def _old_of_owner(self, connection: Driven, owner: str, term: str, newest: int) -> dict[str, list[Hit]]:
-        hits_by_session: dict[str, list[Hit]] = {}
-        if self.old_rows:
-            name = indexed_term(term)
-            sqlite = self.rows.dialect == "sqlite"
-            values = (owner, owner, name, owner, name, newest - 1) if sqlite else (owner, name, newest, owner)
-            for session, seq, count, length in connection.execute(self.rows.sql.owner_hits, values):
-                hits_by_session.setdefault(str(session), []).append((seq, count, length))
-        return hits_by_session
 
     # leaves
 
@@ -303,14 +202,9 @@ def _data(leaves: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return [data for _, data in leaves]
 
 
-def _joined(
-    old: Iterable[Sequence[int]], leaves: Iterable[bytes], term: bytes, among: Sequence[int] | None = None
-) -> tuple[Hit, ...]:
-    """Returns the hits of a term in rows of format 2 and in leaves, in order, those that are in both once.
-
-    With `among`, seqs in order, only those in these documents.
-    """
-    hits_by_seq: dict[int, Hit] = {hit[0]: (hit[0], hit[1], hit[2]) for hit in old}
+def _joined(leaves: Iterable[bytes], term: bytes, among: Sequence[int] | None = None) -> tuple[Hit, ...]:
+    """Returns the hits of a term in leaves, in order. With `among`, seqs in order, only those in these documents."""
+    hits_by_seq: dict[int, Hit] = {}
     for data in leaves:
         if term or among is None:
             hits_by_seq.update({hit[0]: hit for hit in hits_of(data, term, among)})

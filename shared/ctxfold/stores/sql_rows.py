@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from threading import Event
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ctxfold.errors import HeadMovedError
 from ctxfold.history.records import Record, SessionKey, fingerprint
 from ctxfold.protocols import Rewrite
-from ctxfold.stores.base import Fresh, checked_drafts, encoded, new_records, read_record, written_at
+from ctxfold.stores.base import Fresh, checked_drafts, encoded, new_records, read_record, sealed, written_at
 from ctxfold.stores.sql_engine import Driven
 
 if TYPE_CHECKING:
@@ -23,12 +22,10 @@ ERASED_SESSIONS = 64  # at once
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Runs the statements of one SQL dialect on a connection. `outdated` is set when they are for a store without partitions and it
-    was moved to some."""
+    """Runs the statements of one SQL dialect on a connection."""
 
     sql: Statements
     dialect: str
-    outdated: Event = field(default_factory=Event)
 
     @property
     def mark(self) -> str:
@@ -45,8 +42,6 @@ class Rows:
         if row is None:
             connection.execute(self.sql.new_session, tuple(key))
             row = connection.execute(self.sql.lock, tuple(key)).fetchone()
-        if len(row) > 5 and row[5]:
-            self.outdated.set()
         return int(row[0]), int(row[1]), int(row[2]), int(row[3]), int(row[4])
 
     def record_id(self, connection: Driven, key: SessionKey, seq: int) -> str | None:
@@ -70,7 +65,17 @@ class Rows:
     ) -> list[Record]:
         records = new_records(new, head, numbered)
         rows: list[tuple[Any, ...]] = [
-            (*key, r.seq, r.id, r.turn_id, r.body.kind, item.fingerprint, r.at_s, payloads[r.id], r.number or None)
+            (
+                *key,
+                r.seq,
+                r.id,
+                r.turn_id,
+                r.body.kind,
+                item.fingerprint,
+                r.at_s,
+                sealed(r, payloads[r.id]),
+                r.number or None,
+            )
             for r, item in zip(records, new, strict=True)
         ]
         if rows:
@@ -128,7 +133,9 @@ class Rows:
             if written_at(fresh, self.fingerprints(connection, key, [item.draft.id for item in fresh]), change.expect):
                 return False
             raise HeadMovedError(change.expect, head)
-        rows = [(r.body.kind, fingerprint(r.body), encoded(r.body, r.id), *key, r.seq) for r in change.records]
+        rows = [
+            (r.body.kind, fingerprint(r.body), sealed(r, encoded(r.body, r.id)), *key, r.seq) for r in change.records
+        ]
         if rows:
             self.many(connection, self.sql.rewrite, rows)
         payloads = {item.draft.id: encoded(item.draft.body, item.draft.id) for item in fresh}

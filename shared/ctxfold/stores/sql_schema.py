@@ -1,6 +1,5 @@
-"""Format version 3 of the SQL store: its tables, how they are made and upgraded, and its statements.
+"""The SQL store: its tables, how they are made, and its statements.
 
-Version 2 has further kinds of records, numbers of messages, and memory items; version 3 keeps the search index in leaves.
 Every table but the first begins with the owner: erasing one goes by that.
 """
 
@@ -14,20 +13,16 @@ from sqlalchemy import BigInteger, Column, Double, Index, LargeBinary, MetaData,
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from ctxfold.errors import StoreCorruptError, StoreFormatError
-from ctxfold.history.records import NUMBERED
 
 if TYPE_CHECKING:
     from sqlalchemy import Dialect
 
     from ctxfold.stores.sql_engine import Driven, StoreAddress
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 3  # 1 and 2 were those of pre-releases
 
 # any fixed number will do: it only has to be the same in every process
 _CREATION_LOCK = 0x63_74_78_66_6F_6C_64
-
-# a file that was written without `secure_delete` has remains of moved rows in its pages
-VACUUM_DUE = "vacuum_due"
 
 _metadata = MetaData()
 
@@ -90,14 +85,6 @@ _of_session(
     Column("first_key", LargeBinary, primary_key=True),
     Column("data", LargeBinary, nullable=False),
 )
-# the same in format 2; its rows move to the leaves in the background, and the empty table stays for workers that still read it
-_of_session(
-    "ctxfold_terms",
-    Column("term", Text, primary_key=True),
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("count", BigInteger, nullable=False),
-    Column("length", BigInteger, nullable=False),
-)
 # vectors of a message's chunks by embedder; what is known of the embedder itself stands under seq 0
 _of_session(
     "ctxfold_vectors",
@@ -149,11 +136,12 @@ def stored_version(connection: Driven, address: StoreAddress) -> int | None:
         return None
     if not version.isdecimal():
         raise StoreCorruptError(f"{address.name} has ctxfold tables without a format version: restore a copy")
-    if int(version) > FORMAT_VERSION:
+    if int(version) != FORMAT_VERSION:
+        advice = "upgrade ctxfold" if int(version) > FORMAT_VERSION else "it is of a pre-release: begin a new store"
         raise StoreFormatError(
-            f"{address.name} has store format {version}, this ctxfold reads {FORMAT_VERSION}: upgrade ctxfold"
+            f"{address.name} has store format {version}, this ctxfold reads {FORMAT_VERSION}: {advice}"
         )
-    return int(version)
+    return FORMAT_VERSION
 
 
 def _in_the_making(connection: Driven, address: StoreAddress) -> bool:
@@ -172,7 +160,7 @@ def stored_partitions(connection: Driven) -> int | None:
 
 
 def lock_creation(connection: Driven, dialect: Dialect, *, by_row: bool) -> None:
-    """Lets one process at a time make or upgrade the tables of a server, until the transaction ends.
+    """Lets one process at a time make the tables of a server, until the transaction ends.
 
     CREATE TABLE IF NOT EXISTS alone still collides in the catalogue. A lock `by_row` needs the first table.
     """
@@ -218,57 +206,8 @@ def _creation(driver: str, partitioned: bool) -> tuple[str, ...]:
     )
 
 
-def upgrade_tables(connection: Driven, dialect: Dialect) -> None:
-    """Upgrades a store of an older format in the caller's transaction; its search index is moved later."""
-    row = connection.execute("SELECT value FROM ctxfold_meta WHERE key = 'format_version'").fetchone()
-    if row[0] == "1":
-        _number_messages(connection, dialect)
-    create_tables(connection, dialect, partitioned=stored_partitions(connection) is not None)
-    connection.execute(f"UPDATE ctxfold_meta SET value = '{FORMAT_VERSION}' WHERE key = 'format_version'")
-
-
-def _number_messages(connection: Driven, dialect: Dialect) -> None:
-    """Brings a store from format 1 to 2."""
-    _add_column(connection, dialect, "ctxfold_records", "number", "BIGINT")
-    _add_column(connection, dialect, "ctxfold_sessions", "numbered", "BIGINT NOT NULL DEFAULT 0")
-    for statement in _NUMBERING:
-        connection.execute(statement)
-    if dialect.name == "sqlite":
-        connection.execute(f"INSERT INTO ctxfold_meta VALUES ('{VACUUM_DUE}', '1') ON CONFLICT (key) DO NOTHING")
-
-
-def _add_column(connection: Driven, dialect: Dialect, table: str, name: str, kind: str) -> None:
-    """Unless another process has been first."""
-    if dialect.name == "postgresql":
-        connection.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {name} {kind}")
-        return
-    there = f"SELECT 1 FROM pragma_table_info('{table}') WHERE name = '{name}'"
-    if connection.execute(there).fetchone() is None:
-        connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
-
-
-_BRINGS = ", ".join(f"'{kind}'" for kind in sorted(NUMBERED))
-_NUMBERING = (
-    (
-        "UPDATE ctxfold_records SET number = counted.number FROM ("
-        "SELECT owner, session, seq, ROW_NUMBER() OVER (PARTITION BY owner, session ORDER BY seq) AS number "
-        f"FROM ctxfold_records WHERE kind IN ({_BRINGS})) AS counted "
-        "WHERE counted.owner = ctxfold_records.owner AND counted.session = ctxfold_records.session "
-        "AND counted.seq = ctxfold_records.seq"
-    ),
-    (
-        "UPDATE ctxfold_sessions SET numbered = (SELECT COUNT(*) FROM ctxfold_records r WHERE r.owner = ctxfold_sessions.owner "
-        "AND r.session = ctxfold_sessions.session AND r.number IS NOT NULL)"
-    ),
-)
-
-
 def table_of(name: str) -> Table:
     return _metadata.tables[name]
-
-
-def column_names(table: str) -> tuple[str, ...]:
-    return tuple(column.name for column in _metadata.tables[table].columns)
 
 
 def key_names(table: str) -> tuple[str, ...]:
@@ -305,12 +244,9 @@ _COLUMNS = "seq, record_id, turn_id, at_s, payload, number"
 class Statements:
     """The SQL texts in one driver's parameter style; those that end in `_in` take a list from `Rows.marks`."""
 
-    format_version: str = "SELECT value FROM ctxfold_meta WHERE key = 'format_version'"
     lock: str = f"SELECT head, snapshot_seq, documents, total_length, numbered FROM ctxfold_sessions WHERE {_MINE}"
     head: str = f"SELECT head, snapshot_seq FROM ctxfold_sessions WHERE {_MINE}"
     archive: str = f"SELECT documents, total_length FROM ctxfold_sessions WHERE {_MINE}"
-    newest: str = ""
-    owner_newest: str = ""
     sessions: str = "SELECT session FROM ctxfold_sessions WHERE owner = ?"
     new_session: str = (
         "INSERT INTO ctxfold_sessions (owner, session, head, snapshot_seq, documents, total_length, numbered) "
@@ -332,27 +268,12 @@ class Statements:
         f"SELECT seq FROM ctxfold_records WHERE {_MINE_C} AND seq < ? AND kind = 'snapshot_taken' "
         "ORDER BY seq DESC LIMIT 1"
     )
-    insert_term: str = (
-        "INSERT INTO ctxfold_terms (owner, session, term, seq, count, length) VALUES (?, ?, ?, ?, ?, ?) "
-        "ON CONFLICT DO NOTHING"
-    )
     fingerprints_in: str = (
         f"SELECT record_id, fingerprint, seq FROM ctxfold_records WHERE {_MINE_C} AND record_id{{c}} IN "
     )
     fetch_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq IN "
     find_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE_C} AND record_id{{c}} IN "
-    postings_in: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term IN "
-    newest_hits: str = (
-        f"SELECT seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? ORDER BY seq DESC LIMIT ?"
-    )
     owner_archives: str = "SELECT session, documents, total_length FROM ctxfold_sessions WHERE owner = ?"
-    # one walk down the primary key for each session; SQLite keeps the order of a CROSS JOIN, and has no LATERAL
-    owner_hits: str = (
-        "SELECT t.session, t.seq, t.count, t.length FROM ctxfold_sessions s CROSS JOIN ctxfold_terms t "
-        "WHERE s.owner = ? AND t.owner = ? AND t.session = s.session AND t.term = ? AND t.seq >= COALESCE((SELECT x.seq "
-        "FROM ctxfold_terms x WHERE x.owner = ? AND x.session = s.session AND x.term = ? ORDER BY x.seq DESC LIMIT 1 OFFSET ?), 0) "
-        "ORDER BY t.session, t.seq"
-    )
     take_lease: str = (
         "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (?, ?, ?, ?, {now} + ?) "
         "ON CONFLICT (owner, session, name) DO UPDATE SET holder = excluded.holder, until_s = excluded.until_s "
@@ -361,7 +282,6 @@ class Statements:
     drop_lease: str = f"DELETE FROM ctxfold_leases WHERE {_MINE} AND name = ? AND holder = ?"
     record_id: str = f"SELECT record_id FROM ctxfold_records WHERE {_MINE} AND seq = ?"
     rewrite: str = f"UPDATE ctxfold_records SET kind = ?, fingerprint = ?, payload = ? WHERE {_MINE} AND seq = ?"
-    unindex_in: str = f"DELETE FROM ctxfold_terms WHERE {_MINE} AND seq IN "
     every_leaf: str = f"SELECT first_key, data FROM ctxfold_postings WHERE {_MINE} ORDER BY first_key LIMIT ?"
     put_leaf: str = (
         "INSERT INTO ctxfold_postings (owner, session, first_key, data) VALUES (?, ?, ?, ?) "
@@ -374,6 +294,7 @@ class Statements:
         "ORDER BY first_key DESC LIMIT 1), ?) ORDER BY first_key DESC LIMIT ?"
     )
     leaves_of: str = ""
+    # one walk down the primary key for each session; SQLite keeps the order of a CROSS JOIN, and has no LATERAL
     owner_leaves: str = (
         "SELECT t.session, t.data FROM ctxfold_sessions s CROSS JOIN ctxfold_postings t "
         "WHERE s.owner = ? AND t.owner = ? AND t.session = s.session AND t.first_key <= ? AND t.first_key >= MAX("
@@ -392,12 +313,6 @@ class Statements:
     drop_vectors: str = f"DELETE FROM ctxfold_vectors WHERE {_MINE} AND embedder = ?"
     drop_vectors_in: str = f"DELETE FROM ctxfold_vectors WHERE {_MINE} AND seq IN "
     not_erased_in: str = f"SELECT seq FROM ctxfold_records WHERE {_MINE} AND kind <> 'erased' AND seq IN "
-    old_row_after: str = (
-        "SELECT owner, session, term, seq FROM ctxfold_terms WHERE (owner, session, term, seq) > (?, ?, ?, ?) "
-        "ORDER BY owner, session, term, seq LIMIT 1"
-    )
-    old_rows: str = f"SELECT term, seq, count, length FROM ctxfold_terms WHERE {_MINE} ORDER BY term, seq LIMIT ?"
-    drop_old_rows: str = f"DELETE FROM ctxfold_terms WHERE {_MINE} AND (term, seq) <= (?, ?)"
     copies: str = (
         "SELECT s.session FROM ctxfold_sessions s WHERE s.owner = ? AND s.session <> ? AND EXISTS ("
         "SELECT 1 FROM ctxfold_records r WHERE r.owner = ? AND r.session = s.session AND r.seq = 1 AND r.record_id = ?)"
@@ -422,7 +337,6 @@ class Statements:
     )
     lock_owner: str = ""
     drop_memory: str = "DELETE FROM ctxfold_memory WHERE owner = ? AND item_id = ?"
-    hits_among_in: str = f"SELECT seq, count, length FROM ctxfold_terms WHERE {_MINE} AND term = ? AND seq IN "
 
     @classmethod
     def of(cls, dialect: str, *, partitioned: bool = False, lock_rows: bool = False) -> Statements:
@@ -442,27 +356,13 @@ class Statements:
         }
         if dialect == "sqlite":
             return cls(**texts)
-        if not partitioned:
-            # tells a worker that the store was moved to partitions while it was running
-            texts["lock"] = texts["lock"].replace(" FROM", ", tableoid <> 'ctxfold_sessions'::regclass FROM")
         texts["lock"] += " FOR UPDATE"
-        texts["format_version"] += " FOR SHARE"
         # one writer of an owner's memory at a time: places are read, then written
         texts["lock_owner"] = (
             "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (%s, '', 'memory', '', 0) "
             "ON CONFLICT (owner, session, name) DO UPDATE SET holder = excluded.holder"
             if lock_rows
             else "SELECT pg_advisory_xact_lock(hashtextextended(%s, 7236))"
-        )
-        newest = (
-            "SELECT s.session, s.head, s.documents, s.total_length, r.record_id, r.at_s, r.fingerprint FROM ctxfold_sessions s "
-            "LEFT JOIN ctxfold_records r ON r.owner = %s AND r.session = s.session AND r.seq = s.head WHERE s.owner = %s"
-        )
-        texts |= {"newest": f"{newest} AND s.session = %s", "owner_newest": newest}
-        texts["owner_hits"] = (
-            "SELECT s.session, t.seq, t.count, t.length FROM ctxfold_sessions s CROSS JOIN LATERAL ("
-            "SELECT seq, count, length FROM ctxfold_terms WHERE owner = %s AND session = s.session AND term = %s "
-            "ORDER BY seq DESC LIMIT %s) t WHERE s.owner = %s ORDER BY s.session, t.seq"
         )
         # all ranges in one round trip
         texts["leaves"] = (

@@ -1,4 +1,4 @@
-"""The tables of a SQL store, read and written over pooled connections: what a store and its replica have in common."""
+"""The tables of a SQL store, read and written over pooled connections."""
 
 from __future__ import annotations
 
@@ -70,7 +70,6 @@ class SqlTables(BaseStore):
 
     capabilities = StoreCapabilities(owner_index=True, vectors=True)
     _tries = 12
-    _upgrade = True  # else a store of format 2 stays one
 
     def __init__(self, address: StoreAddress, *, timeout_s: float, pool_size: int) -> None:
         """Makes what a store has in memory; connects to nothing."""
@@ -89,14 +88,14 @@ class SqlTables(BaseStore):
         self._make_locks()
         self._finalizer = weakref.finalize(self, self._engine.dispose)
 
-    def _use_statements(self, *, partitioned: bool, old_rows: bool = True) -> None:
+    def _use_statements(self, *, partitioned: bool) -> None:
         from ctxfold.stores.sql_schema import Statements
 
         dialect = "sqlite" if self._address.sqlite else "postgresql"
         # those of a store without partitions find an owner's rows in one with, but ask every partition
         self._sql = Statements.of(dialect, partitioned=partitioned, lock_rows=self._address.serializable)
         self._rows = Rows(self._sql, dialect)
-        self._index = Index(self._rows, old_rows)
+        self._index = Index(self._rows)
 
     def _make_locks(self) -> None:
         self._state = threading.Condition()
@@ -246,8 +245,7 @@ class SqlTables(BaseStore):
             records = self._rows.insert(connection, key, head, new, payloads, numbered=numbered)
             added: tuple[Document, ...] = ()
             if documents:
-                by_row = not self._upgrade and self._index.stays(connection)
-                added = self._index.add(connection, key, documents, archived=archived, by_row=by_row)
+                added = self._index.add(connection, key, documents, archived=archived)
             if new or added:
                 snapshot = max((r.seq for r in records if isinstance(r.body, SnapshotTaken)), default=snapshot)
                 totals = (archived + len(added), length + sum(document.length for document in added))
@@ -324,18 +322,6 @@ class SqlTables(BaseStore):
     async def aowner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]:
         return await self.offload(self.owner_postings, owner, terms, newest=newest)
 
-    def _newest(self, owner: str, session: str | None) -> frozenset[tuple[Any, ...]]:
-        """Returns where log and index of the session, or of each one of the owner, end.
-
-        Every change of a log moves its end, erasures too. The newest record tells a session from one of the same name that was
-        erased: users may give messages the same ids, not the same moment.
-        """
-        if session is None:
-            rows = self._read(lambda c: c.execute(self._sql.owner_newest, (owner, owner)).fetchall())
-        else:
-            rows = self._read(lambda c: c.execute(self._sql.newest, (owner, owner, session)).fetchall())
-        return frozenset(map(tuple, rows))
-
     # vectors
 
     def embedders(self, key: SessionKey) -> Mapping[str, bytes]:
@@ -366,8 +352,7 @@ class SqlTables(BaseStore):
         checked_key(key)
 
         def work(connection: Driven) -> None:
-            stays = not self._upgrade and self._index.stays(connection)  # its erasures do not know of vectors
-            if stays or connection.execute(self._sql.lock, tuple(key)).fetchone() is None:
+            if connection.execute(self._sql.lock, tuple(key)).fetchone() is None:
                 return
             kept = {0, *(int(r[0]) for r in self._rows.listed(connection, self._sql.not_erased_in, key, [*vectors]))}
             rows: list[tuple[object, ...]] = [(*key, embedder, s, data) for s, data in vectors.items() if s in kept]
@@ -469,16 +454,7 @@ class SqlTables(BaseStore):
         """Removes older text from SQLite's files; returns False when another process prevents it."""
         if not self._address.sqlite or self._address.in_memory:
             return True
-        from ctxfold.stores.sql_schema import VACUUM_DUE
-
-        def settle(connection: Driven) -> bool:
-            due = connection.execute(f"SELECT 1 FROM ctxfold_meta WHERE key = '{VACUUM_DUE}'").fetchone()
-            if due is not None:
-                connection.execute("VACUUM")
-                connection.execute(f"DELETE FROM ctxfold_meta WHERE key = '{VACUUM_DUE}'")
-            return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-
         try:
-            return self._call(settle, alone=True)
+            return self._call(lambda c: not c.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0], alone=True)
         except StoreUnavailableError:
             return False  # what was asked for is written; the files follow

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
-from ctxfold.errors import ConfigError
+from ctxfold.errors import ConfigError, CtxWarning
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 DOWNLOAD_DEADLINE_S: Final = 3.0
 _BLOCK_CHARS: Final = 2048
-
-
-class CtxWarning(UserWarning):
-    """Warns about something that works less well than it could; the message says what to do."""
 
 
 class EncodingNotFoundError(ConfigError):

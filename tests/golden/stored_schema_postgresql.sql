@@ -22,6 +22,13 @@ CREATE TABLE IF NOT EXISTS ctxfold_meta (
 	value TEXT NOT NULL, 
 	PRIMARY KEY (key)
 );
+CREATE TABLE IF NOT EXISTS ctxfold_postings (
+	owner TEXT NOT NULL, 
+	session TEXT NOT NULL, 
+	first_key BYTEA NOT NULL, 
+	data BYTEA NOT NULL, 
+	PRIMARY KEY (owner, session, first_key)
+);
 CREATE TABLE IF NOT EXISTS ctxfold_records (
 	owner TEXT NOT NULL, 
 	session TEXT NOT NULL, 
@@ -45,14 +52,13 @@ CREATE TABLE IF NOT EXISTS ctxfold_sessions (
 	numbered BIGINT DEFAULT '0' NOT NULL, 
 	PRIMARY KEY (owner, session)
 );
-CREATE TABLE IF NOT EXISTS ctxfold_terms (
+CREATE TABLE IF NOT EXISTS ctxfold_vectors (
 	owner TEXT NOT NULL, 
 	session TEXT NOT NULL, 
-	term TEXT NOT NULL, 
+	embedder TEXT NOT NULL, 
 	seq BIGINT NOT NULL, 
-	count BIGINT NOT NULL, 
-	length BIGINT NOT NULL, 
-	PRIMARY KEY (owner, session, term, seq)
+	data BYTEA NOT NULL, 
+	PRIMARY KEY (owner, session, embedder, seq)
 );
 CREATE UNIQUE INDEX IF NOT EXISTS ctxfold_records_by_id ON ctxfold_records ((owner COLLATE "C"), (session COLLATE "C"), (record_id COLLATE "C"));
 CREATE INDEX IF NOT EXISTS ctxfold_records_snapshots ON ctxfold_records ((owner COLLATE "C"), (session COLLATE "C"), seq) WHERE kind = 'snapshot_taken';

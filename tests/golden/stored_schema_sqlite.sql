@@ -3,9 +3,10 @@ CREATE TABLE IF NOT EXISTS ctxfold_leases (
 	session TEXT NOT NULL, 
 	name TEXT NOT NULL, 
 	holder TEXT NOT NULL, 
-	until_s DOUBLE PRECISION NOT NULL, 
+	until_s DOUBLE NOT NULL, 
 	PRIMARY KEY (owner, session, name)
-);
+)
+ WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ctxfold_memory (
 	owner TEXT NOT NULL, 
 	item_id TEXT NOT NULL, 
@@ -13,22 +14,25 @@ CREATE TABLE IF NOT EXISTS ctxfold_memory (
 	place TEXT NOT NULL, 
 	kind TEXT NOT NULL, 
 	state TEXT NOT NULL, 
-	created_s DOUBLE PRECISION NOT NULL, 
+	created_s DOUBLE NOT NULL, 
 	payload TEXT NOT NULL, 
 	PRIMARY KEY (owner, item_id)
-);
+)
+ WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ctxfold_meta (
-	key TEXT NOT NULL, 
+	"key" TEXT NOT NULL, 
 	value TEXT NOT NULL, 
-	PRIMARY KEY (key)
-);
+	PRIMARY KEY ("key")
+)
+ WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ctxfold_postings (
 	owner TEXT NOT NULL, 
 	session TEXT NOT NULL, 
-	first_key BYTEA NOT NULL, 
-	data BYTEA NOT NULL, 
+	first_key BLOB NOT NULL, 
+	data BLOB NOT NULL, 
 	PRIMARY KEY (owner, session, first_key)
-);
+)
+ WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ctxfold_records (
 	owner TEXT NOT NULL, 
 	session TEXT NOT NULL, 
@@ -37,7 +41,7 @@ CREATE TABLE IF NOT EXISTS ctxfold_records (
 	turn_id TEXT, 
 	kind TEXT NOT NULL, 
 	fingerprint TEXT NOT NULL, 
-	at_s DOUBLE PRECISION NOT NULL, 
+	at_s DOUBLE NOT NULL, 
 	payload TEXT NOT NULL, 
 	number BIGINT, 
 	PRIMARY KEY (owner, session, seq)
@@ -51,27 +55,19 @@ CREATE TABLE IF NOT EXISTS ctxfold_sessions (
 	total_length BIGINT NOT NULL, 
 	numbered BIGINT DEFAULT '0' NOT NULL, 
 	PRIMARY KEY (owner, session)
-);
-CREATE TABLE IF NOT EXISTS ctxfold_terms (
-	owner TEXT NOT NULL, 
-	session TEXT NOT NULL, 
-	term TEXT NOT NULL, 
-	seq BIGINT NOT NULL, 
-	count BIGINT NOT NULL, 
-	length BIGINT NOT NULL, 
-	PRIMARY KEY (owner, session, term, seq)
-);
+)
+ WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ctxfold_vectors (
 	owner TEXT NOT NULL, 
 	session TEXT NOT NULL, 
 	embedder TEXT NOT NULL, 
 	seq BIGINT NOT NULL, 
-	data BYTEA NOT NULL, 
+	data BLOB NOT NULL, 
 	PRIMARY KEY (owner, session, embedder, seq)
 );
-CREATE UNIQUE INDEX IF NOT EXISTS ctxfold_records_by_id ON ctxfold_records ((owner COLLATE "C"), (session COLLATE "C"), (record_id COLLATE "C"));
-CREATE INDEX IF NOT EXISTS ctxfold_records_snapshots ON ctxfold_records ((owner COLLATE "C"), (session COLLATE "C"), seq) WHERE kind = 'snapshot_taken';
-CREATE INDEX IF NOT EXISTS ctxfold_records_numbers ON ctxfold_records ((owner COLLATE "C"), (session COLLATE "C"), number) WHERE number IS NOT NULL;
+CREATE UNIQUE INDEX IF NOT EXISTS ctxfold_records_by_id ON ctxfold_records (owner, session, record_id);
+CREATE INDEX IF NOT EXISTS ctxfold_records_snapshots ON ctxfold_records (owner, session, seq) WHERE kind = 'snapshot_taken';
+CREATE INDEX IF NOT EXISTS ctxfold_records_numbers ON ctxfold_records (owner, session, number) WHERE number IS NOT NULL;
 CREATE INDEX IF NOT EXISTS ctxfold_memory_places ON ctxfold_memory (owner, place);
 CREATE INDEX IF NOT EXISTS ctxfold_memory_kinds ON ctxfold_memory (owner, kind, state, created_s);
 CREATE INDEX IF NOT EXISTS ctxfold_memory_sessions ON ctxfold_memory (owner, session);

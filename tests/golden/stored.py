@@ -1,7 +1,7 @@
-"""Builds the golden store of format version 1: every kind of record, and text that databases trip over.
+"""Builds the golden store: every kind of record, memory items, and text that databases trip over.
 
-`python -m tests.golden.build_v1` writes `v1_rows.sql`. It is written once per format and never changed afterwards:
-later versions of ctxfold have to open it.
+`python -m tests.golden.stored` writes `stored_rows.sql` and `stored_schema_*.sql`. They are written for a release and never changed
+afterwards: later versions of ctxfold have to open them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sqlalchemy import Dialect
+from sqlalchemy.dialects import postgresql, sqlite
+
 from ctxfold import (
     Document,
     Draft,
     MediaPart,
+    MemoryItem,
     Message,
     Opaque,
     ReasoningPart,
@@ -29,23 +33,40 @@ from ctxfold import (
     user,
 )
 from ctxfold.history.records import (
+    NOTICE,
+    Calibrated,
     Cleared,
     Compacted,
+    Erased,
+    Forked,
+    GoalSet,
     MessageAdded,
     MessageInserted,
     MessageRemoved,
     MessageReplaced,
+    OutputsSummarised,
     Pinned,
     PolicyChanged,
     Restored,
     SnapshotTaken,
+    Subgoal,
     TurnClosed,
     Undone,
     Unpinned,
 )
+from ctxfold.history.sections import Placed, SectionNote, section
+from ctxfold.stores.sql_schema import create_tables
 
 FOLDER = Path(__file__).parent
-TABLES = ("ctxfold_meta", "ctxfold_sessions", "ctxfold_records", "ctxfold_terms")
+TABLES = (
+    "ctxfold_meta",
+    "ctxfold_sessions",
+    "ctxfold_records",
+    "ctxfold_memory",
+    "ctxfold_postings",
+    "ctxfold_vectors",
+)
+DIALECTS: dict[str, type[Dialect]] = {"sqlite": sqlite.dialect, "postgresql": postgresql.dialect}
 KEY = SessionKey("default", "golden 'één' 会話")
 OTHER = SessionKey("owner-2", "golden 'één' 会話")
 
@@ -68,6 +89,7 @@ _PICTURE = Message(
     "m3", "user", (TextPart("see"), MediaPart("image", '{"url":"https://example.org/a.png"}', "image/png"))
 )
 
+_NOTE = SectionNote("documents", (Placed("0123456789abcdef", "a file", "item-1", 0.5),), "head")
 DRAFTS = (
     Draft("r01", PolicyChanged('{"keep_last":8}', "tiktoken:o200k_base"), None, 1700000000.25),
     Draft("r02", MessageAdded(system("Be brief.", id="m1")), None, 1700000001.0),
@@ -111,15 +133,37 @@ DRAFTS = (
     Draft("r18", Cleared(), None, 1700000017.0),
     Draft("r19", SnapshotTaken("{}"), None, 1700000018.0),
     Draft("r20", TurnClosed("discarded"), "t2", 1700000019.0),
+    Draft("r21", GoalSet("find it", (Subgoal("look", 21, True), Subgoal("", 22)), ("goal",)), None, 1700000020.0),
+    Draft("r22", OutputsSummarised((tool_result("call-1", "in short", id="m5"),), 1, Usage(9, 2)), None, 1700000021.0),
+    Draft("r23", Calibrated("model-1", 1.25, 0.03, 4), None, 1700000022.0),
+    Draft("r24", MessageInserted(section("x1", "page one", _NOTE), before=None), None, 1700000023.0),
+    Draft("m:m8", Erased(("m8",), Usage(7, 1)), "t3", 1700000024.0),
+    Draft("c:t3", TurnClosed("aborted"), "t3", 1700000025.0),
+    Draft("r25", Compacted(("m9",), None, within=True), None, 1700000026.0),
+    Draft(f"{NOTICE}r26", Erased(("m8", "x1")), None, 1700000027.0),
+    Draft(f"forked:{KEY.session}", Forked(("before that", "and before")), None, 1700000028.0),
+    Draft("m:m10", MessageAdded(user("go on", id="m10")), None, 1700000029.0),
+)
+ITEMS = (
+    MemoryItem("i1", "facts", "the locker is on the left", key="locker", created_s=1700000000.0),
+    MemoryItem(
+        "i2", "facts", "the locker is on the right", "locker", KEY.session, False, 0.5, ("m2",), created_s=1700000001.0
+    ),
+    MemoryItem("i3", "facts", "the locker is 47-B", key="locker", created_s=1700000002.0),
+    MemoryItem("i4", "graph", "Ann likes tea", data=(("object", "tea"), ("subject", "Ann")), created_s=1700000003.0),
 )
 DOCUMENTS = (Document(3, {"emoji": 1, "中文": 2}, 7), Document(6, {"long": 40}, 40))
 
 
 def fill(store: SqlStore) -> None:
-    """Write the golden sessions."""
+    """Write the golden sessions and items."""
     store.append(KEY, DRAFTS[:8])
-    store.append(KEY, DRAFTS[8:], known=8, expect=8, documents=DOCUMENTS)
+    store.append(KEY, DRAFTS[8:20], known=8, expect=8, documents=DOCUMENTS)
     store.append(OTHER, DRAFTS[1:3])
+    store.append(KEY, DRAFTS[20:])
+    for item in ITEMS:
+        store.remember(KEY.owner, [item])
+    store.forget(KEY.owner, ["i4"])
 
 
 def rows(path: Path, tables: Sequence[str] = TABLES) -> str:
@@ -151,5 +195,25 @@ def build() -> str:
         return rows(path)
 
 
+class _Written:
+    """Takes statements down instead of a database."""
+
+    def __init__(self) -> None:
+        self.statements: list[str] = []
+
+    def execute(self, sql: str, _parameters: object = (), /) -> None:
+        self.statements.append(sql.strip())
+
+
+def schema(name: str) -> str:
+    """The tables and indexes of a new store, as statements."""
+    written = _Written()
+    create_tables(written, DIALECTS[name]())  # type: ignore[arg-type]
+    kept = (s for s in written.statements if s.startswith("CREATE"))
+    return "".join(f"{statement};\n" for statement in kept)
+
+
 if __name__ == "__main__":
-    (FOLDER / "v1_rows.sql").write_text(build(), encoding="utf-8")
+    (FOLDER / "stored_rows.sql").write_text(build(), encoding="utf-8")
+    for dialect in DIALECTS:
+        (FOLDER / f"stored_schema_{dialect}.sql").write_text(schema(dialect), encoding="utf-8")
