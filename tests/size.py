@@ -1,7 +1,8 @@
 """Measures the packages: `python -m tests.size` prints the figures and fails where one is above its budget.
 
-A code line is a line without blanks, comments, docstrings and imports. The import chain is the longest one, file by file, with imports
-under TYPE_CHECKING. The budgets in `tests/size.json` may only fall: `python -m tests.size --lower` writes those that are reached.
+A code line is a line without blanks, comments, docstrings and imports. The import chain is the longest one, file by file, with
+imports under TYPE_CHECKING. The budgets in `tests/size.json` may only fall: `python -m tests.size --lower` writes those that are
+reached.
 """
 
 from __future__ import annotations

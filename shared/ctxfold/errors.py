@@ -1,4 +1,4 @@
-"""Every error that ctxfold raises on purpose, as one tree.
+"""Every error that ctxfold raises on purpose, as one tree; `CtxWarning` is the category of its warnings.
 
 CtxError
 ├── ConfigError (ValueError)             wrong or missing settings

@@ -268,6 +268,11 @@ def is_question(message: Message) -> bool:
     return message.role == "user" and message.kind == "message"
 
 
+def is_prompt(message: Message) -> bool:
+    """Returns True for a system message: no summary and no section, which may have that role too."""
+    return message.role == "system" and message.kind == "message"
+
+
 def is_final(message: Message) -> bool:
     """Returns True for a message that ends a turn: an assistant message without tool calls."""
     return message.role == "assistant" and not message.tool_calls

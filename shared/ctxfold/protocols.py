@@ -591,8 +591,6 @@ _NO_CAPABILITIES = BackendCapabilities()
 
 
 def capabilities_of(backend: ContextBackend | None, model: str | None = None) -> BackendCapabilities:
-    """Returns what a backend declares, for `model` where a request names one; the defaults for None."""
-    if backend is None:
-        return _NO_CAPABILITIES
-    declared = backend.capabilities
+    """Returns what a backend declares, for `model` where a request names one; the defaults where it declares nothing."""
+    declared: BackendCapabilities = getattr(backend, "capabilities", _NO_CAPABILITIES)
     return declared.of_model(model) if model and declared.of_model is not None else declared

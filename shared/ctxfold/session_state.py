@@ -326,7 +326,9 @@ def rules_to_open_with(policy: Policy, state: SessionState) -> Policy:
 def policy_text(rules: Policy, stored: str = "") -> str:
     """Returns the rules as the log has them: what differs from the defaults, and settings of a newer release in `stored`."""
     unknown = {n: value for n, value in json.loads(stored or "{}").items() if n not in Policy.model_fields}
-    return json.dumps(rules.model_dump(mode="json", exclude_defaults=True) | unknown, sort_keys=True)
+    defaults = {n: field.get_default(call_default_factory=True) for n, field in Policy.model_fields.items()}
+    own = {n for n in defaults if Policy.model_fields[n].is_required() or getattr(rules, n) != defaults[n]}
+    return json.dumps(rules.model_dump(mode="json", include=own) | unknown, sort_keys=True)
 
 
 @lru_cache(maxsize=64)

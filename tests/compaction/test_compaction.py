@@ -119,9 +119,6 @@ def test_hard_tier_summarises_and_repeats_facts(make: Make) -> None:
     assert {(e.strategy, e.fallback_level) for e in done} == {("summarize", "model")}
     assert all(e.tokens_after < e.tokens_before and not e.problems for e in done)
     assert facts(text_of(ctx.view().messages)) == [f"code {i} is X{i}" for i in range(30)]
-    with pytest.warns(DeprecationWarning, match="rung is now HistoryCompacted.fallback_level") as warned:
-        assert done[0].rung == "model"
-    assert warned[0].filename == __file__
     assert all(r.thinking is False for r in oracle.requests)
     assert ctx.view().tokens <= 1_600
 

@@ -285,31 +285,3 @@ def test_a_strategy_under_a_built_in_name_is_asked_after_every_turn(make: Make) 
     for number in range(3):
         ctx.send(f"question {number}")
     assert own.occasions == ["after_turn"] * 3
-
-
-class OldNames:
-    """Uses the names of release 0.1."""
-
-    name = "old_names"
-
-    def plan(self, case: CompactionInput) -> Plan | Skip:
-        with pytest.warns(DeprecationWarning, match="facts.occasion") as seen:
-            mode = case.facts.mode
-        assert seen[0].filename == __file__
-        if mode != "forced":
-            return Skip(f"asked as {mode!r}")
-        old = case.older_than(4)
-        with pytest.warns(DeprecationWarning, match="writer='none'") as seen:
-            plan = Plan("", "only four stay", 100, 50, covered=old, writer="nobody")  # type: ignore[arg-type]
-        assert seen[0].filename == __file__
-        return plan
-
-
-def test_the_names_of_release_0_1_still_work(make: Make) -> None:
-    ctx = make(backend=scripted("fine"), strategy=OldNames())
-    ctx.add(turns(6))
-    ctx.send("and now?")
-    assert len(ctx.view().messages) == 14
-    outcome = ctx.compact()
-    assert outcome.event.reason == "only four stay"
-    assert len(ctx.view().messages) == 4

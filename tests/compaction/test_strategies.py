@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from ctxfold import (
     CompactionHeld,
     CompactionInput,
     ConfigError,
+    CtxWarning,
     EconomicTrigger,
     HistoryCompacted,
     MemoryStore,
@@ -26,6 +28,7 @@ from ctxfold import (
     Plan,
     Prices,
     RatioTrigger,
+    SessionKey,
     Skip,
     StrategyError,
     TokensTrigger,
@@ -34,6 +37,7 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.history.records import PolicyChanged
 from tests.properties.machine import assert_legal
 from tests.support.driven import Driven, call, context, scripted, text_of, tool_round, turns
 
@@ -149,16 +153,20 @@ def test_an_output_that_was_asked_for_again_is_kept(make: Make) -> None:
 # one's own
 
 
+def strategies_of(store: MemoryStore) -> set[str]:
+    key = SessionKey("default", store.sessions("default")[0])
+    return {json.loads(r.body.policy)["strategy"] for r in store.read(key) if isinstance(r.body, PolicyChanged)}
+
+
 def test_a_strategy_of_ones_own(make: Make) -> None:
     store = MemoryStore()
     ctx = make(store=store, context_window=8_000, strategy=KeepTen())
     ctx.add(turns(12))
     assert ids(ctx) == [m.id for m in turns(12)][-10:]
     assert ctx.policy.strategy == "keep_ten"
-    with pytest.raises(ConfigError, match="keep_ten") as caught:
+    with pytest.warns(CtxWarning, match="'keep_ten', which is not built in .*strategy=.*until then 'tiered' is used"):
         context(store=store, context_window=8_000)
-    assert "not built in" in str(caught.value)
-    assert "strategy=..." in str(caught.value)
+    assert strategies_of(store) == {"keep_ten"}, "it stays in the log"
     assert ids(make(store=store, context_window=8_000, strategy=KeepTen())) == ids(ctx)
     other = make(store=store, context_window=8_000, strategy="tiered")
     assert ids(other) == ids(ctx)

@@ -99,8 +99,6 @@ def test_a_model_that_fails_or_is_not_there() -> None:
     failing = SummaryWriter(ScriptedBackend([BackendError("down", kind="server")], context_window=8_000))
     summary = failing.write(talk())
     assert summary.fallback_level == "extractive"
-    with pytest.warns(DeprecationWarning, match="rung is now Summary.fallback_level"):
-        assert summary.rung == "extractive"
     assert "down" in summary.problems[0]
     alone = SummaryWriter(context_window=8_000).write(talk())
     assert alone.text == summary.text

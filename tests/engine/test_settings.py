@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Any, get_type_hints
 
 import pytest
@@ -10,15 +10,17 @@ import pytest
 from ctxfold import (
     AgentContext,
     ConfigError,
+    CtxWarning,
     MemoryStore,
     Message,
     Policy,
     PolicyChanges,
     PolicyFields,
-    RatioCounter,
+    SessionKey,
     SessionSettings,
     WindowTooSmallError,
 )
+from ctxfold.history.records import PolicyChanged
 from tests.support.driven import context
 
 OWN_PARAMETERS = {"context_window", "reply_reserve_tokens", "strategy"}
@@ -53,8 +55,11 @@ def test_a_policy_without_strategy_does_not_replace_a_custom_one() -> None:
     whole = Policy(context_window=4_000, reply_reserve_tokens=300, summary_tokens=90)
     with MemoryStore() as store:
         context(store=store, context_window=4_000, strategy=Newest()).close()
-        with pytest.raises(ConfigError, match="uses the strategy 'newest', which is not built in"):
+        with pytest.warns(CtxWarning, match="uses the strategy 'newest', which is not built in"):
             context(store=store, context_window=None, policy=whole)
+        key = SessionKey("default", store.sessions("default")[0])
+        policies = [json.loads(r.body.policy) for r in store.read(key) if isinstance(r.body, PolicyChanged)]
+        assert {p["strategy"] for p in policies} == {"newest"}, "it stays in the log"
 
 
 def test_another_window_limits_the_reserve_of_a_whole_policy() -> None:
@@ -71,39 +76,3 @@ def test_a_policy_that_is_none_or_leaves_no_room_is_refused() -> None:
         AgentContext(context_window=4_000, policy=fields)
     with pytest.raises(WindowTooSmallError, match="nothing is left for the prompt"):
         AgentContext(policy=Policy(context_window=100, reply_reserve_tokens=100, summary_tokens=9))
-
-
-def test_old_keywords_work_and_warn() -> None:
-    old: dict[str, Any] = {"session": "ann", "max_tokens": 200}
-    with (
-        pytest.warns(DeprecationWarning, match="will be removed in release") as seen,
-        AgentContext(context_window=1_000, **old) as ctx,
-    ):
-        assert (ctx.session, ctx.policy.reply_reserve_tokens) == ("ann", 200)
-    assert sorted(str(w.message) for w in seen) == [
-        "the keyword max_tokens is now reply_reserve_tokens; the old one will be removed in release 2.0",
-        "the keyword session is now session_id; the old one will be removed in release 2.0",
-    ]
-    assert {w.filename for w in seen} == {__file__}
-
-
-def test_an_old_keyword_beside_the_new_one_is_refused() -> None:
-    old: dict[str, Any] = {"session": "ann"}
-    with pytest.raises(ConfigError, match="session and session_id are the same setting: give session_id alone"):
-        AgentContext(context_window=1_000, session_id="bob", **old)
-
-
-async def test_a_snapshot_takes_the_old_keywords(tmp_path: Path) -> None:
-    path = tmp_path / "ann.json"
-    with AgentContext(context_window=1_000, session_id="ann", counter=RatioCounter()) as ctx:
-        ctx.save_snapshot(path)
-    old: dict[str, Any] = {"session": "copy"}
-    with (
-        pytest.warns(DeprecationWarning, match="session is now session_id"),
-        AgentContext.load_snapshot(path, store=MemoryStore(), counter=RatioCounter(), **old) as copy,
-    ):
-        assert copy.session == "copy"
-    with pytest.warns(DeprecationWarning, match="session is now session_id"):
-        other = await AgentContext.aload_snapshot(path, store=MemoryStore(), counter=RatioCounter(), **old)
-    assert other.session == "copy"
-    await other.aclose()

@@ -225,7 +225,6 @@ STORES = {
     f"ctxfold.SqlStore.{name}": store_entry("SqlStore", name, ["word"], newest=1)
     for name in ("owner_postings", "aowner_postings")
 }
-STORES["ctxfold.SqlStore.for_archive"] = store_entry("SqlStore", "for_archive")
 
 # by the name of the public callable; what stands in brackets behind it tells ways of calling apart
 
@@ -532,7 +531,6 @@ NO_ENTRY = {
     "ctxfold.KeyValueStore": "a base class; the store suite tests it through a store on top of it",
     "ctxfold.KeyValueTransaction": "what a store on top of `KeyValueStore` implements, below the names",
     "ctxfold.OwnerIndex": "a protocol; its implementation is tested",
-    "ctxfold.Replicated": "a protocol; its implementation is tested",
     "ctxfold.VectorIndex": "a protocol; its implementation is tested",
     "ctxfold.PolicyChanges": "a typed dictionary",
     "ctxfold.PolicyFields": "a typed dictionary",

@@ -22,7 +22,7 @@ from langgraph.warnings import LangGraphDeprecatedSinceV10
 
 from ctxfold import ConfigError, EmptyMessagesError, WindowTooSmallError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode
+from langchain_ctx import ChatCtx, ContextNode
 
 WINDOW = 1_000
 FACT = "The {n}. parcel weighs {n} kilos and goes to the {n}. floor of the old house by the river. "
@@ -316,16 +316,8 @@ def test_a_sub_graph_has_a_session_of_its_own() -> None:
         assert [name.partition("|")[0] for name in names] == ["t", "t", "t"]  # the two looks inside, each its own
 
 
-def test_old_keywords_of_constructors_still_work() -> None:
-    session: Any = {"session": "all"}
-    reserve: Any = {"max_tokens": 100}
-    with pytest.warns(DeprecationWarning, match="session is now session_id"):
-        fit = ContextNode(context_window=8_000, **session)
-    with fit:
-        assert fit.context().session == "all"
-    with pytest.warns(DeprecationWarning, match="max_tokens is now reply_reserve_tokens"):
-        middleware = ContextMiddleware(context_window=8_000, **reserve)
-    with middleware:
-        assert middleware.context("t").policy.reply_reserve_tokens == 100
-    with pytest.raises(ConfigError, match="give session_id alone"):
-        ContextNode(context_window=8_000, session_id="all", **session)
+@pytest.mark.parametrize(("wrong", "right"), [("session", "session_id"), ("max_tokens", "reply_reserve_tokens")])
+def test_a_name_that_others_use_is_told_the_right_one(wrong: str, right: str) -> None:
+    setting: Any = {wrong: "all" if wrong == "session" else 100}
+    with pytest.raises(ConfigError, match=f"there is no setting '{wrong}': ctxfold calls it {right}"):
+        ContextNode(context_window=8_000, **setting)

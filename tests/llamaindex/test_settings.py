@@ -8,7 +8,7 @@ from llama_index.core.llms.mock import MockLLM
 from llama_index.llms.openai import OpenAI, OpenAIResponses
 
 from ctxfold import ConfigError, Policy
-from llamaindex_ctx import ContextLLM, CtxMemory, with_context
+from llamaindex_ctx import CtxMemory, with_context
 from tests.llamaindex.scripted_agents import Script
 from tests.llamaindex.talk import bot, user, words
 
@@ -75,25 +75,8 @@ def test_a_policy_that_is_none_is_refused() -> None:
         with_context(MockLLM(), policy={"keep_last": 3})  # type: ignore[arg-type]
 
 
-def test_old_keywords_warn_and_still_work() -> None:
-    old: dict[str, object] = {"session": "s", "max_tokens": 900}
-    with pytest.warns(DeprecationWarning, match="the keyword") as warned:
-        chat = with_context(MockLLM(), context_window=8_000, **old)  # type: ignore[arg-type]
-    said = sorted(str(warning.message) for warning in warned)
-    assert [text.partition(";")[0] for text in said] == [
-        "the keyword max_tokens is now reply_reserve_tokens",
-        "the keyword session is now session_id",
-    ]
-    with chat:
-        assert chat.session_id == "s"
-        assert chat.context().policy.reply_reserve_tokens == 900
-        with pytest.warns(DeprecationWarning, match="ContextLLM.session is now"):
-            assert chat.session == "s"
-        with pytest.warns(DeprecationWarning, match="session_id"):
-            assert chat.at(session="t").session_id == "t"  # type: ignore[call-arg]
-    with pytest.warns(DeprecationWarning, match="session_id"):
-        assert ContextLLM(inner=MockLLM(), window=100, session="u").session_id == "u"  # type: ignore[call-arg]
-    with pytest.warns(DeprecationWarning, match="reply_reserve_tokens"):
-        memory = CtxMemory.from_defaults("s", context_window=8_000, max_tokens=900)  # type: ignore[call-arg]
-    with memory:
-        assert memory.token_limit == 7_100
+@pytest.mark.parametrize(("wrong", "right"), [("session", "session_id"), ("max_tokens", "reply_reserve_tokens")])
+def test_a_name_that_others_use_is_told_the_right_one(wrong: str, right: str) -> None:
+    setting: dict[str, object] = {wrong: "all" if wrong == "session" else 100}
+    with pytest.raises(ConfigError, match=f"there is no setting '{wrong}': ctxfold calls it {right}"):
+        with_context(MockLLM(), context_window=8_000, **setting)  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def _take_prepared(
         if prepared is None:
             return None
         prepared_plan, summary = prepared
-        kept = case.facts.kept([*case.view])
+        kept = case.facts.kept([*case.view.live, *case.view.turn])
         usable = (
             plan.writer == "model" and plan.turn_id is None and kept.isdisjoint(e.id for e in prepared_plan.covered)
         )

@@ -68,7 +68,7 @@ def compact(
     after_turn = facts.occasion == "after_turn"
     if after_turn and _is_paused(open_session, stage):
         return Outcome(None, "nothing has changed since the last attempt could not help"), ()
-    strategy = _strategy_in_force(rules.strategy, strategies, open_session.key.session)
+    strategy = strategy_in_force(rules.strategy, strategies, open_session.key.session)
     with open_session.lock:
         # what must fit now does not wait for a summary by another task: whoever writes first wins
         if open_session.compacting and after_turn:
@@ -154,8 +154,8 @@ def idle_time(open_session: OpenSession, stage: Stage, ports: Ports) -> Flow[flo
     return max(0.0, ports.clock.now_s() - newest[0].at_s) if newest else 0.0
 
 
-def _strategy_in_force(name: str, strategies: Mapping[str, Strategy], session: str) -> Strategy:
-    """Returns the strategy that the log names, and the default where this process does not have it."""
+def strategy_in_force(name: str, strategies: Mapping[str, Strategy], session: str) -> Strategy:
+    """Returns the strategy that the log names, and the default, with a warning, where this process does not have it."""
     try:
         return strategy_named(name, strategies, session)
     except ConfigError as error:

@@ -237,7 +237,8 @@ def rewritten(plan: Plan, case: CompactionInput, result: Sequence[Message]) -> D
     removed = [e for e in history.values() if e.id not in set(ids)]
     if any(not m.text or m.tool_calls or m.tool_results for m in new):
         raise StrategyError(f"summarizer {name!r} added a message that is not text")
-    _check_kept(name, {e.id for e in removed}, case.facts.kept(tuple(history.values()), question=not answering))
+    keep = case.facts.kept(tuple(view.live), question=not answering) | {e.id for e in view.system}
+    _check_kept(name, {e.id for e in removed}, keep)
     if not removed:
         return Skip(f"summarizer {name!r} removed nothing")
     text = "\n\n".join(m.text for m in new)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, takewhile
 
-from ctxfold.compaction.compact import strategy_named
+from ctxfold.compaction.compact import strategy_in_force, strategy_named
 from ctxfold.compaction.strategy import Strategy
 from ctxfold.compaction.tool_outputs import Sizing, sized
 from ctxfold.effects import LONG_CHARS, Call, Flow, StoreCall, off_loop
@@ -142,15 +142,18 @@ class Engine:
             model=self._model(),
             opening_policy=self.rules if create else None,
         )
+        rules = rules_to_open_with(self.rules, state)
         if create and "strategy" in self.rules.model_fields_set:
             strategy_named(self.rules.strategy, self.strategies, key.session)
+        elif strategy_in_force(stored := opened.stored_rules().strategy, self.strategies, key.session).name != stored:
+            rules = rules.model_copy(update={"strategy": stored})  # of a newer release, or the user's own
         open_session = self._open_sessions.get_or_make(key, lambda: opened)
         timed_out = timed_out_turns(open_session, self.ports)
         if timed_out:
             yield from close_turns(open_session, timed_out, "aborted", self.ports)
-        rules = policy_text(rules_to_open_with(self.rules, open_session.state), open_session.state.policy_json)
-        if create and open_session.state.policy_json != rules:
-            body = PolicyChanged(rules, self.ports.counter.id)
+        policy_json = policy_text(rules, open_session.state.policy_json)
+        if create and open_session.state.policy_json != policy_json:
+            body = PolicyChanged(policy_json, self.ports.counter.id)
             yield from append(open_session, (draft(self.ports, body),), self.ports)
         return open_session
 

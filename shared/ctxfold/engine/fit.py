@@ -21,6 +21,7 @@ from ctxfold.effects import Flow, Start
 from ctxfold.engine.recall import PassageFitter
 from ctxfold.errors import BudgetError, ContextOverflowError, CtxError, MessageTooLargeError
 from ctxfold.events import CompactionHeld, HistoryCompacted, MemoryLearnt, Subscribers
+from ctxfold.history.edits import without_repeated_prompts
 from ctxfold.history.view import Entry, View
 from ctxfold.memory.extraction import EXTRACTED, learn, remember_summary
 from ctxfold.messages import Message, is_final, user
@@ -126,7 +127,7 @@ class WindowFitter:
             if optional:
                 room_tokens = rules.budget_tokens - stage.view.tokens - other_tokens - count(recalled)
                 texts.append((yield from self._section_text(open_session, stage, optional, to_answer, room_tokens)))
-        return Window(stage.view, "\n\n".join(t for t in texts if t))
+        return Window(without_repeated_prompts(stage.view), "\n\n".join(t for t in texts if t))
 
     def _compact_early(self, open_session: OpenSession, stage: Stage, overhead_tokens: int) -> Flow[Stage]:
         """Compacts what the policy has compacted before a request that may well fit, and returns the stage after that.

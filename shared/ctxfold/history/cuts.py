@@ -10,7 +10,7 @@ from itertools import pairwise, takewhile
 from ctxfold.errors import OrphanToolResultError
 from ctxfold.history.sections import lasting_sections
 from ctxfold.history.view import Entry
-from ctxfold.messages import Message, ToolCallPart, ToolResultPart, is_question, without_calls
+from ctxfold.messages import Message, ToolCallPart, ToolResultPart, is_prompt, is_question, without_calls
 
 
 def legal_cuts(entries: Sequence[Entry]) -> frozenset[int]:
@@ -27,12 +27,13 @@ def legal_cuts(entries: Sequence[Entry]) -> frozenset[int]:
 
 
 def kept(entries: Sequence[Entry], *, pins: Collection[str], question: bool = True) -> frozenset[str]:
-    """Returns the ids that stay verbatim even left of a cut: system messages, the newest user message with its
+    """Returns the ids that stay verbatim even left of a cut: the newest system message and the newest user message with its
     sections, pins with their whole round, and sections put in by hand.
 
-    Without `question` the newest user message is none of them: it stands elsewhere, in the turn that asks.
+    `entries` are those of the conversation, without the system prompts at its head, which always stay. Without `question` the
+    newest user message is none of them: it is in the turn that asks.
     """
-    ids = {e.id for e in entries if e.message.role == "system" and e.message.kind == "message"}
+    ids = {e.id for e in [next((e for e in reversed(entries) if is_prompt(e.message)), None)] if e is not None}
     newest = next((e.id for e in reversed(entries) if is_question(e.message)), None)
     if newest is not None and question:
         ids.add(newest)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 
 from ctxfold.errors import MessageError, MessageIndexError, OrphanToolResultError
 from ctxfold.history.cuts import legal_cuts, round_of
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import AMONG_PROMPTS, Body, MessageAdded, MessageInserted, MessageRemoved, MessageReplaced
 from ctxfold.history.view import Entry, View
-from ctxfold.messages import Message, Role, system, validated
+from ctxfold.messages import Message, Role, is_prompt, system, validated
 
 PROMPT_ID = "system-prompt-"
 
@@ -101,6 +101,22 @@ def prompted(view: View, prompts: tuple[str, ...] | None, count: Callable[[Messa
     leading = (*(Entry(m.id, 0, m, count(m)) for m in messages), *others)
     tokens = view.tokens + sum(e.tokens for e in leading) - sum(e.tokens for e in view.system)
     return replace(view, system=leading, tokens=tokens)
+
+
+def without_repeated_prompts(view: View) -> View:
+    """Returns the view without system messages behind its head that say what the system message before them says."""
+    newest = view.system[-1].message.text if view.system else None
+    repeated: set[int] = set()
+    for entry in chain(view.live, view.turn):
+        if is_prompt(entry.message):
+            if entry.message.text == newest:
+                repeated.add(entry.seq)
+            newest = entry.message.text
+    if not repeated:
+        return view
+    turn = tuple(e for e in view.turn if e.seq not in repeated)
+    tokens = view.tokens + sum(e.tokens for e in turn) - sum(e.tokens for e in view.turn)
+    return replace(view, turn=turn, tokens=tokens).with_live(e for e in view.live if e.seq not in repeated)
 
 
 def reworded(view: View, message: Message | None, count: Callable[[Message], int]) -> View:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import TypeVar, assert_never
 
 from ctxfold.history.cuts import complete_prefix, open_calls
@@ -34,7 +35,7 @@ from ctxfold.history.records import (
     shown_in,
 )
 from ctxfold.history.view import Entry, Prefix, View
-from ctxfold.messages import Message, Usage, is_final, is_question
+from ctxfold.messages import Message, Usage, is_final, is_prompt, is_question
 from ctxfold.policy.prices import CostLine, Prices, cost_line
 
 K = TypeVar("K", str, int)
@@ -276,6 +277,10 @@ class SessionState:
         # a question behind a tool's result: the tool had answered the one before, or its run was given up
         self.turns += is_final(entry.message) or (is_question(entry.message) and self._ends_with_results())
         leads = entry.message.role == "system" and not self.live and not self.compressed
+        if is_prompt(entry.message) and not leads:
+            earlier = next((e for e in chain(reversed(self.live), reversed(self.system)) if is_prompt(e.message)), None)
+            if earlier is not None and earlier.message.text == entry.message.text:
+                entry = replace(entry, tokens=0)  # requests leave it out: see `edits.without_repeated_prompts`
         (self.system if leads else self.live).append(entry)
         self.tokens += entry.tokens
 
@@ -405,7 +410,22 @@ class SessionState:
         self.visible_ids = None
         if revertible:
             self.revertible.append(record.id)
+        if any(is_prompt(e.message) for e in self.live):
+            self._count_prompts()
         self.tokens = sum(e.tokens for zone in (self.system, self.compressed, self.live) for e in zone)
+
+    def _count_prompts(self) -> None:
+        """Counts each system message of the conversation again, without those that say what the one before them says."""
+        newest = self.system[-1].message.text if self.system else None
+        entries = list[Entry]()
+        for entry in self.live:
+            if is_prompt(entry.message):
+                tokens = 0 if entry.message.text == newest else entry.tokens or self.count(entry.message)
+                newest = entry.message.text
+                entries.append(replace(entry, tokens=tokens))
+            else:
+                entries.append(entry)
+        self.live = entries
 
 
 def _remember(kept: dict[K, None], new: Iterable[K], limit: int = REMOVED_KEPT) -> None:
