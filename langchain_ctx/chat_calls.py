@@ -21,7 +21,7 @@ from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Reply, Request, TokenCounter
 from ctxfold.stream import Fold, StreamPiece
 from langchain_ctx.message_lists import name_refusals, prompt_text
-from langchain_ctx.messages import from_langchain, given_ids
+from langchain_ctx.messages import all_from_langchain, given_ids
 from langchain_ctx.session_routing import Address
 from langchain_ctx.tools import choice, specs, with_answer_format
 
@@ -57,7 +57,7 @@ def turn_input_of(key: SessionKey, messages: Sequence[BaseMessage], options: Opt
     name_refusals(messages)
     lead = next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
     # summaries are the session's own
-    rest = tuple(m for m in map(from_langchain, messages[lead:]) if m.kind == "message")
+    rest = tuple(m for m in all_from_langchain(messages[lead:]) if m.kind == "message")
     if not rest:
         raise EmptyMessagesError("a session needs more than system messages: add the user's message")
     prompts = tuple(map(prompt_text, messages[:lead])) or None
@@ -80,7 +80,7 @@ class ChatCall:
         name_refusals(self.messages)
         options = self.options
         request = Request(
-            messages=tuple(map(from_langchain, self.messages)),
+            messages=tuple(all_from_langchain(self.messages)),
             tools=options.tools,
             tool_choice=options.tool_choice,
             max_tokens=options.max_tokens,

@@ -28,7 +28,7 @@ from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of
 from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import new_messages, with_refusals
-from langchain_ctx.messages import check_messages, from_langchain, named, to_langchain, without_thoughts
+from langchain_ctx.messages import all_from_langchain, check_messages, named, to_langchain, without_thoughts
 from langchain_ctx.reasoning import binds_thoughts
 from langchain_ctx.session_routing import session_key
 from langchain_ctx.sessions import ClosesSessions, ContextSettings, PoolOf, Sessions
@@ -341,7 +341,7 @@ def import_history(history: BaseChatMessageHistory, context: AgentContext) -> in
     the new messages. What does not fit the window is summarised at once.
     """
     _check(history, context)
-    messages = with_refusals([from_langchain(m) for m in named(history.messages)])
+    messages = with_refusals(all_from_langchain(named(history.messages)))
     with translated():
         return len(context.add(messages, skip_orphans=True).messages) if messages else 0
 
@@ -349,7 +349,7 @@ def import_history(history: BaseChatMessageHistory, context: AgentContext) -> in
 async def aimport_history(history: BaseChatMessageHistory, context: AgentContext) -> int:
     """The async form of `import_history`."""
     _check(history, context)
-    messages = with_refusals([from_langchain(m) for m in named(await history.aget_messages())])
+    messages = with_refusals(all_from_langchain(named(await history.aget_messages())))
     with translated():
         return len((await context.aadd(messages, skip_orphans=True)).messages) if messages else 0
 

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from ctxfold.history.diff import ids_digest, repeated_count
 from ctxfold.messages import Message, ToolCallPart, content_key, joined_texts, tool_result
-from langchain_ctx.messages import from_langchain, given_ids
+from langchain_ctx.messages import all_from_langchain, from_langchain, given_ids
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -113,7 +113,13 @@ class LangChainList:
         return [known[i] for i in indices]
 
     def message(self, index: int) -> Message:
-        return from_langchain(self._messages[index])
+        messages, end = self._messages, index + 1
+        if not isinstance(messages[index], ToolMessage):
+            return from_langchain(messages[index])
+        while end < len(messages) and isinstance(messages[end], ToolMessage):
+            end += 1
+        start = _round_start(messages, index)
+        return all_from_langchain(messages[start:end])[index - start]
 
     def followed_by(self, messages: Sequence[BaseMessage]) -> LangChainList:
         """Returns the list with these messages added at its end."""
@@ -217,9 +223,12 @@ def _refusal_id(message_id: str, call_id: str | None) -> str:
 
 def converted_from(messages: Sequence[BaseMessage], first: int) -> list[Message]:
     """Returns the messages from `first` on for the engine, with the notes of `with_lost_results`."""
-    newest = min(first, len(messages) - 1)
-    start = next((i for i in range(newest, 0, -1) if not isinstance(messages[i], ToolMessage)), 0)
-    return with_lost_results([from_langchain(m) for m in messages[start:]])[first - start :]
+    start = _round_start(messages, min(first, len(messages) - 1))
+    return with_lost_results(all_from_langchain(messages[start:]))[first - start :]
+
+
+def _round_start(messages: Sequence[BaseMessage], index: int) -> int:
+    return next((i for i in range(index, 0, -1) if not isinstance(messages[i], ToolMessage)), 0)
 
 
 def with_lost_results(messages: Sequence[Message]) -> list[Message]:
@@ -270,7 +279,7 @@ def new_messages(
     `shown` is the history as the handle was last read, None when it was not read. Summaries among it are left out.
     """
     chosen = given_ids(messages)
-    converted = [from_langchain(m, new_id=new_id) for m in messages]
+    converted = all_from_langchain(messages, new_id=new_id)
     known = {m.id: content_key(m) for m in shown or ()}
     rest = converted[repeated_count(converted, chosen, shown) :]
     new = (m for m in rest if not (m.id in chosen and known.get(m.id) == content_key(m)))

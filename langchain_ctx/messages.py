@@ -21,6 +21,7 @@ from langchain_core.messages import (
 
 from ctxfold.adapters.part_order import Place, arranged, cut_thoughts, order_note
 from ctxfold.errors import InvalidToolArgumentsError, MessageError, UnknownRoleError
+from ctxfold.history.cuts import made_call_id, with_known_calls
 from ctxfold.messages import (
     Message,
     MessageKind,
@@ -202,6 +203,11 @@ def check_messages(messages: Iterable[BaseMessage]) -> None:
 _new_id = UuidIds().new
 
 
+def all_from_langchain(messages: Iterable[BaseMessage], *, new_id: Callable[[], str] = _new_id) -> list[Message]:
+    """Converts the messages of a list, with each tool result under the id of the call that it answers."""
+    return with_known_calls([from_langchain(m, new_id=new_id) for m in messages])
+
+
 def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _new_id) -> Message:
     """Converts a LangChain message for the engine; one without id gets a new id. Raises UnknownRoleError for unsupported roles."""
     check_messages((message,))
@@ -281,7 +287,7 @@ def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[P
     texts = _argument_texts(message, _mapping(ours.get(_CALLS)))
     parts: list[Part] = []
     for number, call in enumerate(message.tool_calls):
-        call_id = call["id"] or f"call_{identity}_{number}"
+        call_id = call["id"] or made_call_id(identity, number)
         text = texts.get(call_id)
         if text is None or json_object(text) != call["args"]:
             try:
@@ -375,7 +381,7 @@ def _result(message: ToolMessage, parts: Sequence[Part], extras: dict[str, Any])
     text = RESULT_SEPARATOR.join(p.text for p in parts if isinstance(p, TextPart))
     if message.artifact is not None and _fits_json(message.artifact):
         extras["artifact"] = message.artifact
-    result = ToolResultPart(message.tool_call_id, text, message.name, message.status == "error")
+    result = ToolResultPart(message.tool_call_id or "", text, message.name, message.status == "error")
     return [result, *(p for p in parts if not isinstance(p, TextPart))]
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory.types import BaseMemory
 from llama_index.core.storage.chat_store.base import BaseChatStore
@@ -33,7 +33,6 @@ from ctxfold.adapters.sessions import check_settings
 from ctxfold.effects import Flow, flow_of
 from ctxfold.engine.engine import Engine
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageTooLargeError, WindowTooSmallError
-from ctxfold.history.records import SessionKey
 from ctxfold.messages import MediaPart, Message, ToolCallPart
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
@@ -340,14 +339,11 @@ class CtxMemory(BaseMemory, Closing):
             await self._live.copy.aadd(added)
         await self._afeed_blocks()
 
-    def _put(self, messages: Sequence[ChatMessage | str], engine: Engine) -> Flow[tuple[Message, ...]]:
+    def _put(self, messages: Sequence[ChatMessage | str], _: Engine) -> Flow[tuple[Message, ...]]:
         view: Sequence[Message] = ()
         if self._needs_view(messages):
             view = (yield from flow_of(AgentContext.view)(self.context)).messages
-        waiting = unanswered(view)
-        if not waiting and _begins_with_result(messages):
-            waiting = yield from _waiting_elsewhere(engine, SessionKey(self.context.owner, self.context.session))
-        fresh = without_own(self._converted(messages, waiting), view)
+        fresh = without_own(self._converted(messages, unanswered(view)), view)
         if not fresh:
             return ()
         with explained_conflict():
@@ -535,22 +531,6 @@ def _is_of_run(messages: Sequence[Message]) -> bool:
     Calls at the end may wait: a run that goes on after a cancellation asks twice at once, and ends with the first answer.
     """
     return any(m.role == "assistant" for m in messages)
-
-
-def _begins_with_result(messages: Sequence[ChatMessage | str]) -> bool:
-    first = next(iter(messages), None)
-    return isinstance(first, ChatMessage) and first.role in (MessageRole.TOOL, MessageRole.FUNCTION)
-
-
-def _waiting_elsewhere(engine: Engine, key: SessionKey) -> Flow[tuple[ToolCallPart, ...]]:
-    """Returns the calls that wait for results where another memory over the session has put them.
-
-    None where calls of several turns wait: a result without an id may be any one's.
-    """
-    open_session = yield from engine.open(key)
-    turns = [unanswered([e.message for e in entries]) for entries in open_session.open_turns().values()]
-    waiting = [calls for calls in turns if calls]
-    return waiting[0] if len(waiting) == 1 else ()
 
 
 def _opened(settings: Mapping[str, Any], *, recall: bool) -> tuple[Live, Sequence[ChatMessage | str] | None]:

@@ -24,6 +24,7 @@ from pydantic_core import PydanticSerializationError, SchemaValidator, core_sche
 
 from ctxfold.adapters.part_order import arranged, bound, order_note
 from ctxfold.errors import ConfigError, MessageConflictError, MessageError, UnknownRoleError
+from ctxfold.history.cuts import made_call_id
 from ctxfold.messages import (
     MediaPart,
     Message,
@@ -114,7 +115,7 @@ def _distinct_call_id(raw: str | None, used: Sequence[str], message_id: str) -> 
     """Returns the id of a call; some integrations set none, or the tool's name for all its calls."""
     number = len(used)
     if not raw:
-        return f"call_{message_id}_{number}"
+        return made_call_id(message_id, number)
     return raw if raw not in used else f"{raw}#{number}"
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, ToolResultPart, content_key, tool_result
+from ctxfold.history.cuts import waiting_calls, with_known_calls
+from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, content_key, tool_result
 from ctxfold.validation import as_dict, as_dicts
 
 NO_RESULT = "(no result: the run ended before this call returned)"
@@ -35,11 +36,14 @@ def paired(
     late: list[Message] = []
     round_start = 0
     instead = stray or (as_text if any(m.role == "assistant" for m in messages) else None)
+    messages = with_known_calls(messages, waiting)
     for message in _gathered(messages) if stray is None else messages:
         if message.role == "tool":
-            result = _bound(message, open_calls)
-            if result is not None or instead is None:
-                pairs.append(result or message)
+            call = next((c for c in open_calls if c.id == message.tool_results[0].call_id), None)
+            if call is not None:
+                open_calls.remove(call)
+            if call is not None or instead is None:
+                pairs.append(message)
             elif stray is None:
                 # a workflow that goes on after a cancellation hands in what it has once more
                 if content_key(message) not in {content_key(m) for m in pairs if m.role == "tool"}:
@@ -102,28 +106,9 @@ def as_text(message: Message) -> Message:
     return replace(message, role="user", parts=tuple(parts), name=None)
 
 
-def _bound(message: Message, waiting: list[ToolCallPart]) -> Message | None:
-    """Returns the result under the id of the first call that matches: the same, a numbered one (`look#1`), or any for none."""
-    result = message.tool_results[0]
-    call_id = result.call_id
-    call = next((c for c in waiting if not call_id or c.id == call_id or c.id.rpartition("#")[0] == call_id), None)
-    if call is None:
-        return None
-    waiting.remove(call)
-    if call.id == call_id:
-        return message
-    parts = tuple(replace(p, call_id=call.id) if isinstance(p, ToolResultPart) else p for p in message.parts)
-    return replace(message, parts=parts)
-
-
 def unanswered(messages: Sequence[Message]) -> tuple[ToolCallPart, ...]:
     """Returns the calls of the last round that have no result."""
-    answered: set[str] = set()
-    for message in reversed(messages):
-        if message.role != "tool":
-            return tuple(c for c in message.tool_calls if c.id not in answered)
-        answered.update(r.call_id for r in message.tool_results)
-    return ()
+    return waiting_calls(reversed(messages))
 
 
 def finished(messages: Sequence[Message]) -> Sequence[Message]:

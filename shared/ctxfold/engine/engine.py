@@ -18,7 +18,14 @@ from ctxfold.engine.known_messages import dropped_calls, new_record_ids, open_tu
 from ctxfold.engine.request import NO_OPTIONS, Options
 from ctxfold.errors import CtxError, EmptyMessagesError, MessageConflictError, SessionNotFoundError, WindowTooSmallError
 from ctxfold.events import Appended, MessagesLeftOut, Subscribers, TurnEnded
-from ctxfold.history.cuts import check_sequence, open_calls, waiting_turn, whole_rounds
+from ctxfold.history.cuts import (
+    check_sequence,
+    open_calls,
+    waiting_calls,
+    waiting_turn,
+    whole_rounds,
+    with_known_calls,
+)
 from ctxfold.history.edits import prompt_changes
 from ctxfold.history.records import Draft, MessageAdded, PolicyChanged, SessionKey, TurnClosed, TurnStatus
 from ctxfold.lru import LruCache
@@ -276,7 +283,7 @@ class Engine:
 
         `stale` says that others may have written since the session was read.
         """
-        checked: Sequence[Message] = [validated(m) for m in messages]
+        checked: Sequence[Message] = _with_waiting_calls(open_session, [validated(m) for m in messages], turn_id)
         yield from self.count_long(checked)
         record_ids = {m.id: f"m:{m.id}" for m in checked}
         if known_ids:
@@ -557,6 +564,24 @@ def _is_question(messages: Sequence[Message]) -> bool:
     first = messages[0]
     is_message = isinstance(first, Message)  # pyright: ignore[reportUnnecessaryIsInstance] - what a user hands in
     return len(messages) == 1 and is_message and first.role == "user" and first.visibility != "user"
+
+
+def _with_waiting_calls(
+    open_session: OpenSession, messages: Sequence[Message], turn_id: str | None
+) -> Sequence[Message]:
+    """Returns the messages with leading results that name no call under the ids of those that wait in `turn_id`.
+
+    Where none wait there, in the only turn in which calls wait: with several, a result without an id may be any one's.
+    """
+    if messages[0].role != "tool":
+        return messages
+    waiting = {t: waiting_calls(e.message for e in reversed(turn)) for t, turn in open_session.open_turns().items()}
+    waiting = {t: calls for t, calls in waiting.items() if calls}
+    answered = {r.call_id for r in messages[0].tool_results}
+    if any(call.id in answered for calls in waiting.values() for call in calls):
+        return messages
+    calls = waiting.get(turn_id or "") or (next(iter(waiting.values())) if len(waiting) == 1 else ())
+    return with_known_calls(messages, calls) if calls else messages
 
 
 def _matched(open_session: OpenSession, messages: Sequence[Message]) -> Flow[tuple[Sequence[Message], dict[str, str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,13 @@ from ctxfold.errors import OrphanToolResultError
 from ctxfold.history.sections import lasting_sections
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, ToolCallPart, ToolResultPart, is_prompt, is_question, without_calls
+
+_MADE = re.compile(r"call_.+_\d+")
+
+
+def made_call_id(message_id: str, number: int) -> str:
+    """Returns the id of a call that came without one."""
+    return f"call_{message_id}_{number}"
 
 
 def legal_cuts(entries: Sequence[Entry]) -> frozenset[int]:
@@ -93,15 +101,24 @@ def open_calls(entries: Sequence[Entry]) -> Counter[str]:
 
     An id counts more than once where a model has made several calls under it: each of them has a result.
     """
+    return Counter(call.id for call in waiting_calls(e.message for e in reversed(entries)))
+
+
+def waiting_calls(newest_first: Iterable[Message]) -> tuple[ToolCallPart, ...]:
+    """Returns the calls of the last round that still wait for a result, in order; reads the last round only."""
     answered: Counter[str] = Counter()
-    for entry in reversed(entries):
-        if entry.message.role == "tool":
-            answered.update(r.call_id for r in entry.message.tool_results)
-            continue
-        if entry.message.visibility == "user":
-            continue
-        return Counter(c.id for c in entry.message.tool_calls) - answered
-    return Counter()
+    for message in newest_first:
+        if message.role == "tool":
+            answered.update(r.call_id for r in message.tool_results)
+        elif message.visibility != "user":
+            calls: list[ToolCallPart] = []
+            for call in message.tool_calls:
+                if answered[call.id]:
+                    answered[call.id] -= 1
+                else:
+                    calls.append(call)
+            return tuple(calls)
+    return ()
 
 
 def waiting_turn(turns: Mapping[str, Sequence[Entry]], messages: Iterable[Message]) -> str | None:
@@ -198,6 +215,61 @@ def _with_results_together(messages: Sequence[Message], waiting: Collection[str]
         else:
             ordered.append(message)
     return ordered + between
+
+
+def with_known_calls(messages: Sequence[Message], waiting: Sequence[ToolCallPart] = ()) -> list[Message]:
+    """Returns the messages with each result under the id of the call that it answers.
+
+    Some services give their calls no ids, the tool's name, or one number for all. A result whose id no call has answers a call of
+    its round that has no other result: the first of its tool, else the first. `waiting` are the calls that are open before the
+    list: other results of their round may be stored already, so that an id of its own names no call of theirs. A result under
+    the id of a call that is answered already stays as it is.
+    """
+    known = {c.id for m in messages for c in m.tool_calls} | {c.id for c in waiting}
+    matched, unmatched, unanswered, called = [*messages], list[int](), [*waiting], False
+    for index, message in enumerate(messages):
+        if message.tool_results:
+            result = message.tool_results[0]
+            call = next((c for c in unanswered if result.call_id in (c.id, c.id.rpartition("#")[0])), None)
+            if call is not None:
+                matched[index] = _answering(message, call)
+                unanswered.remove(call)
+            elif result.call_id not in known and (called or _may_be_any(result, unanswered)):
+                unmatched.append(index)
+        elif message.role == "assistant" and message.visibility != "user":
+            _match_by_tool(matched, unmatched, unanswered)
+            unmatched, unanswered, called = [], [*message.tool_calls], True
+    _match_by_tool(matched, unmatched, unanswered)
+    return matched
+
+
+def _may_be_any(result: ToolResultPart, calls: Iterable[ToolCallPart]) -> bool:
+    """Returns True where the id of a result says nothing, or where one of the calls came without an id."""
+    return not result.call_id or any(c.name == result.call_id or _MADE.fullmatch(c.id) for c in calls)
+
+
+def _match_by_tool(messages: list[Message], indices: Sequence[int], unanswered: Sequence[ToolCallPart]) -> None:
+    """Binds the results at `indices` to calls without one: by the tool's name, also where it stands as the id, then by order."""
+    calls, nameless = [*unanswered], list[int]()
+    for index in indices:
+        result = messages[index].tool_results[0]
+        call = next((c for c in calls if c.name in (result.name, result.call_id)), None)
+        if call is None:
+            nameless.append(index)
+        else:
+            calls.remove(call)
+            messages[index] = _answering(messages[index], call)
+    for index, call in zip(nameless, calls, strict=False):
+        messages[index] = _answering(messages[index], call)
+
+
+def _answering(message: Message, call: ToolCallPart) -> Message:
+    """Returns the message with its result under the id of the call."""
+    result = message.tool_results[0]
+    if result.call_id == call.id:
+        return message
+    own = replace(result, call_id=call.id)
+    return replace(message, parts=tuple(own if part is result else part for part in message.parts))
 
 
 def _answers(messages: Iterable[Message], calls: Collection[str]) -> list[Message]:
