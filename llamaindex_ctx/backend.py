@@ -17,6 +17,7 @@ from llama_index.core.tools.types import BaseTool, ToolMetadata, ToolOutput
 from ctxfold.adapters.model_calls import BorrowedModel, ModelStream, as_backend_error
 from ctxfold.connect import reasoning_rules
 from ctxfold.errors import ConfigError
+from ctxfold.history.cuts import results_in_order
 from ctxfold.messages import Message, Opaque, ReasoningPart, ToolSpec
 from ctxfold.protocols import (
     AsyncChunkStream,
@@ -244,7 +245,8 @@ def window_for(llm: LLM, request: Request) -> list[ChatMessage]:
     They have none of ctxfold's marks, which some integrations would send; a CtxLLM gets the marks that it uses.
     """
     binds = _rules_of(llm).binds_reasoning
-    values = to_chat_messages(_accepted(request, max(request.refused_before, request.unbound_before if binds else 0)))
+    accepted = _accepted(request, max(request.refused_before, request.unbound_before if binds else 0))
+    values = to_chat_messages(results_in_order(accepted))
     if _is_ours(llm):
         return [without_marks(message) for message in values]
     for message in values:

@@ -25,6 +25,7 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
     TextBlock,
+    ToolCallBlock,
 )
 from llama_index.core.chat_engine.types import AgentChatResponse
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -582,7 +583,15 @@ class ContextLLM(FunctionCallingLLM, Closing):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        return self._calling().get_tool_calls_from_response(response, error_on_no_tool_call, **kwargs)
+        selections = self._calling().get_tool_calls_from_response(response, error_on_no_tool_call, **kwargs)
+        blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if [s.tool_name for s in selections] != [b.tool_name for b in blocks]:
+            return selections
+        # an integration may take the tool's name for the id, also of parallel calls, whose results return in any order
+        return [
+            s.model_copy(update={"tool_id": b.tool_call_id or s.tool_id})
+            for s, b in zip(selections, blocks, strict=True)
+        ]
 
     def _calling(self) -> FunctionCallingLLM:
         if isinstance(self.inner, FunctionCallingLLM):

@@ -4209,11 +4209,38 @@ MUTANTS: tuple[Mutant, ...] = (
             "if True:",
             "llamaindex/test_memory_beside_llm.py::test_a_result_that_comes_twice_is_kept_once",
         ),
+    ),
+    *_of(
+        "history/cuts.py",
         (
             "a_result_does_not_find_its_numbered_call",
-            ' or c.id.rpartition("#")[0] == call_id',
+            ' or c.id.rpartition("#")[0] in ids',
             "",
-            "llamaindex/test_call_ids.py",
+            "llamaindex/test_call_ids.py faces/test_results_without_ids.py",
+        ),
+        (
+            "a_result_without_an_id_is_matched_by_order_alone",
+            "next((c for c in calls if c.name in (result.name, result.call_id)), None)",
+            "None",
+            "faces/test_results_without_ids.py",
+        ),
+        (
+            "a_result_without_an_id_is_matched_by_tool_alone",
+            "    for index, call in zip(nameless, calls, strict=False):\n",
+            "    for index, call in ():\n",
+            "faces/test_results_without_ids.py",
+        ),
+        (
+            "any_result_answers_the_call_that_waits",
+            "    return not result.call_id or any(",
+            "    return True or any(",
+            "faces/test_results_without_ids.py",
+        ),
+        (
+            "results_are_sent_as_tools_were_done",
+            "sorted(group, key=lambda m: place.get(m.tool_results[0].call_id, len(place)))",
+            "group",
+            "faces/test_results_without_ids.py",
         ),
     ),
     *_of(

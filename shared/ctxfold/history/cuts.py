@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, takewhile
+from itertools import groupby, pairwise, takewhile
 
 from ctxfold.errors import OrphanToolResultError
 from ctxfold.history.sections import lasting_sections
@@ -230,7 +230,8 @@ def with_known_calls(messages: Sequence[Message], waiting: Sequence[ToolCallPart
     for index, message in enumerate(messages):
         if message.tool_results:
             result = message.tool_results[0]
-            call = next((c for c in unanswered if result.call_id in (c.id, c.id.rpartition("#")[0])), None)
+            ids = (result.call_id,) if result.call_id else ()
+            call = next((c for c in unanswered if c.id in ids or c.id.rpartition("#")[0] in ids), None)
             if call is not None:
                 matched[index] = _answering(message, call)
                 unanswered.remove(call)
@@ -261,6 +262,19 @@ def _match_by_tool(messages: list[Message], indices: Sequence[int], unanswered: 
             messages[index] = _answering(messages[index], call)
     for index, call in zip(nameless, calls, strict=False):
         messages[index] = _answering(messages[index], call)
+
+
+def results_in_order(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with the results of each round in the order of its calls: a service without ids pairs them so."""
+    ordered: list[Message] = []
+    place: dict[str, int] = {}
+    for is_result, group in groupby(messages, lambda m: bool(m.tool_results)):
+        if is_result:
+            ordered += sorted(group, key=lambda m: place.get(m.tool_results[0].call_id, len(place)))
+        else:
+            ordered += group
+            place = {call.id: n for n, call in enumerate(ordered[-1].tool_calls)}
+    return ordered
 
 
 def _answering(message: Message, call: ToolCallPart) -> Message:

@@ -1,0 +1,220 @@
+"""L3: results without a known id are paired with their calls in both faces: by the tool's name, then by order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.openai_like import OpenAILike
+
+from ctxfold import AgentContext, Message, assistant, tool_result, user
+from ctxfold.history.cuts import with_known_calls
+from ctxfold.messages import ToolCallPart
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from langchain_ctx import CtxChatMessageHistory, from_langchain
+from langchain_ctx.message_lists import LangChainList, converted_from
+from llamaindex_ctx import CtxChatStore, CtxMemory, CtxMemoryBlock, with_context
+from tests.llamaindex.served_llm import stock_llm
+
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning:inspect")
+ROUNDS = 12
+
+
+def called(*calls: tuple[str, str]) -> Message:
+    return assistant("", id="a", calls=[ToolCallPart(i, name, "{}") for i, name in calls])
+
+
+def answered(messages: list[Message]) -> list[str]:
+    return [m.tool_results[0].call_id for m in with_known_calls(messages) if m.tool_results]
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "told"),
+    [
+        ([("c1", "look"), ("c2", "find")], [("", "find"), ("", "look")], ["c2", "c1"]),
+        ([("c1", "look"), ("c2", "look")], [("look", None), ("look", None)], ["c1", "c2"]),
+        ([("c1", "look"), ("c2", "find")], [("", None), ("", None)], ["c1", "c2"]),
+        ([("c1", "look"), ("c2", "look")], [("??", None), ("c1", None)], ["c2", "c1"]),
+        ([("c1", "look"), ("c2", "find")], [("??", None), ("", "look")], ["c2", "c1"]),
+        ([("0", "look"), ("0#1", "look")], [("0", None), ("0", None)], ["0", "0#1"]),
+        ([("c1", "look")], [("c1", None), ("c1", None)], ["c1", "c1"]),
+        ([("c1", "look")], [("c1", None), ("??", None)], ["c1", "??"]),
+    ],
+)
+def test_l3_results_are_matched_by_id_then_by_tool_then_by_order(
+    calls: list[tuple[str, str]], results: list[tuple[str, str | None]], told: list[str]
+) -> None:
+    told_results = [tool_result(i, "ok", id=f"r{n}", name=name) for n, (i, name) in enumerate(results)]
+    assert answered([user("q", id="u"), called(*calls), *told_results, user("next", id="v")]) == told
+
+
+def nameless(number: int, tools: tuple[str, ...]) -> ChatMessage:
+    blocks = [ToolCallBlock(tool_call_id=None, tool_name=t, tool_kwargs={"n": number}) for t in tools]
+    return ChatMessage(role="assistant", blocks=blocks)
+
+
+def named_by_tool(tool: str, text: str) -> ChatMessage:
+    return ChatMessage(role="tool", content=text, additional_kwargs={"tool_call_id": tool})
+
+
+def run_of_rounds() -> list[ChatMessage]:
+    messages = [ChatMessage(role="user", content="q")]
+    for n in range(ROUNDS):
+        tools = ("look", "look", "find")[: 1 + n % 3]
+        messages += [nameless(n, tools), *(named_by_tool(t, f"{n}.{i} {t}") for i, t in enumerate(tools))]
+    return [*messages, ChatMessage(role="assistant", content="done")]
+
+
+def check_pairs(messages: list[ChatMessage]) -> None:
+    assert len(messages) == len(run_of_rounds())
+    waiting: list[ToolCallBlock] = []
+    for message, given in zip(messages, run_of_rounds(), strict=True):
+        assert (message.role, message.content) == (given.role, given.content)
+        if message.role.value == "tool":
+            assert message.additional_kwargs["tool_call_id"] == waiting.pop(0).tool_call_id
+        else:
+            assert not waiting
+            waiting = [b for b in message.blocks if isinstance(b, ToolCallBlock)]
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+@pytest.mark.parametrize("face", ["memory", "chat store", "set"])
+def test_l3_a_memory_and_a_chat_store_pair_them(face: str, one_by_one: bool) -> None:
+    given = run_of_rounds()
+    if face == "chat store":
+        with CtxChatStore() as store:
+            for part in [[m] for m in given] if one_by_one else [given]:
+                store.add_messages("k", part)
+            check_pairs(store.get_messages("k"))
+        return
+    with CtxMemory.from_defaults("s", context_window=16_000) as memory:
+        if face == "set":
+            memory.set(given)
+        else:
+            for part in [[m] for m in given] if one_by_one else [given]:
+                memory.put_messages(part)
+        check_pairs(memory.get())
+        check_pairs(memory.get_all())
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+async def test_l3_a_memory_block_pairs_them(one_by_one: bool) -> None:
+    """A stock memory flushes as many messages as it has too many, also in the middle of a round."""
+    with CtxMemory.from_defaults("b", context_window=16_000) as memory:
+        block, given = CtxMemoryBlock(memory), run_of_rounds()
+        for part in [[m] for m in given] if one_by_one else [given]:
+            await block.aput(part)
+        check_pairs(memory.get_all())
+
+
+def langchain_run(result_id: str) -> list[BaseMessage]:
+    messages: list[BaseMessage] = [HumanMessage("q", id="u")]
+    for n in range(ROUNDS):
+        tools = ("look", "look", "find")[: 1 + n % 3]
+        calls: list[Any] = [{"name": t, "args": {"n": n}, "id": None, "type": "tool_call"} for t in tools]
+        messages.append(AIMessage("", id=f"a{n}", tool_calls=calls))
+        messages += [
+            ToolMessage(f"{n}.{i}", tool_call_id=result_id, name=t, id=f"r{n}.{i}") for i, t in enumerate(tools)
+        ]
+    return [*messages, AIMessage("done", id="z")]
+
+
+@pytest.mark.parametrize("result_id", ["", "unknown"])
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_l3_a_langchain_history_pairs_them(result_id: str, one_by_one: bool) -> None:
+    given = langchain_run(result_id)
+    with CtxChatMessageHistory("s", context_window=16_000) as history:
+        for part in [[m] for m in given] if one_by_one else [given]:
+            history.add_messages(part)
+        shown = history.messages
+    assert [(m.type, m.content) for m in shown] == [(m.type, m.content) for m in given]
+    waiting: list[str | None] = []
+    for message in shown:
+        if isinstance(message, ToolMessage):
+            assert message.tool_call_id == waiting.pop(0)
+        elif isinstance(message, AIMessage):
+            waiting = [call["id"] for call in message.tool_calls]
+
+
+def test_l3_a_list_of_a_graph_reads_each_message_as_the_whole_list_does() -> None:
+    given = langchain_run("")
+    incoming, whole = LangChainList(given), converted_from(given, 0)
+    assert [incoming.message(i) for i in range(len(given))] == whole
+    assert [converted_from(given, i)[0] for i in range(len(given))] == whole
+    assert from_langchain(given[0]) == whole[0]
+
+
+def test_l3_a_result_under_another_id_is_no_answer_to_a_call_with_an_id() -> None:
+    """The rest of a cancelled run, added while another call waits, must not take the place of its result."""
+    with AgentContext(context_window=4_000) as ctx, pytest.raises(Exception, match="not open"):
+        ctx.add([ctx.user_message("q"), called(("c2", "look"))])
+        ctx.add(tool_result("c1", "old", id="r", name="look"))
+
+
+class Nameless(OpenAILike):
+    """An LLM as Ollama's package makes one: blocks without ids, and selections whose id is the tool's name."""
+
+    def _without_ids(self, response: ChatResponse) -> ChatResponse:
+        blocks = [
+            b.model_copy(update={"tool_call_id": None}) if isinstance(b, ToolCallBlock) else b
+            for b in response.message.blocks
+        ]
+        response.message = ChatMessage(role="assistant", blocks=blocks)
+        return response
+
+    async def achat(self, messages: Any, **kwargs: Any) -> ChatResponse:
+        return self._without_ids(await super().achat(messages, **kwargs))
+
+    async def astream_chat(self, messages: Any, **kwargs: Any) -> Any:
+        responses = await super().astream_chat(messages, **kwargs)
+
+        async def each() -> Any:
+            async for response in responses:
+                yield self._without_ids(response)
+
+        return each()
+
+    def get_tool_calls_from_response(self, response: ChatResponse, *args: Any, **kwargs: Any) -> list[ToolSelection]:
+        selections = super().get_tool_calls_from_response(response, *args, **kwargs)
+        return [s.model_copy(update={"tool_id": s.tool_name}) for s in selections]
+
+
+async def weather(city: str) -> str:
+    """Tells the weather of a city; it takes longer for Bonn, the first."""
+    await asyncio.sleep(0.02 if city == "Bonn" else 0)
+    return f"sunny in {city}"
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("own_memory", [True, False])
+async def test_l3_a_wrapped_llm_sends_results_in_the_order_of_their_calls(streaming: bool, own_memory: bool) -> None:
+    """A service without ids pairs by order, whichever tool is done first."""
+    twice = tuple(ScriptedCall("weather", f'{{"city": "{city}"}}', f"x{city}") for city in ("Bonn", "Rome"))
+    script = [*[Scripted(tool_calls=twice)] * 2, Scripted("Sunny."), Scripted("Yes.")]
+    async with ModelServer(context_window=8_000, script=script) as server, stock_llm(server) as stock:
+        settings = {name: getattr(stock, name) for name in ("model", "api_base", "api_key", "context_window")}
+        llm = Nameless(**settings, is_chat_model=True, is_function_calling_model=True, reuse_client=False)
+        memory = (
+            CtxMemory.from_defaults("a", context_window=8_000)
+            if own_memory
+            else ChatMemoryBuffer.from_defaults(token_limit=8_000)
+        )
+        agent = FunctionAgent(
+            llm=with_context(llm), tools=[FunctionTool.from_defaults(async_fn=weather)], streaming=streaming
+        )
+        await agent.run("Bonn and Rome?", memory=memory)
+        await agent.run("Sure?", memory=memory)
+        bodies = [r.body for r in server.requests]
+    for body, rounds in zip(bodies, (0, 1, 2, 2), strict=True):
+        texts = [m["content"] for m in body["messages"] if m["role"] == "tool"]
+        assert texts == ["sunny in Bonn", "sunny in Rome"] * rounds
+        ids = [c["id"] for m in body["messages"] for c in m.get("tool_calls") or ()]
+        assert ids == [m["tool_call_id"] for m in body["messages"] if m["role"] == "tool"]
+        assert len(set(ids)) == 2 * rounds
