@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from ctxfold.adapters.model_calls import BorrowedModel, ModelStream, as_backend_
 from ctxfold.connect import reasoning_rules
 from ctxfold.errors import ConfigError
 from ctxfold.history.cuts import results_in_order
-from ctxfold.messages import Message, Opaque, ReasoningPart, ToolSpec
+from ctxfold.messages import Message, Opaque, ReasoningPart, ToolSpec, Usage
 from ctxfold.protocols import (
     AsyncChunkStream,
     BackendCapabilities,
@@ -33,7 +33,7 @@ from ctxfold.protocols import (
 )
 from llamaindex_ctx.messages import to_chat_messages
 from llamaindex_ctx.metadata import without_marks
-from llamaindex_ctx.replies import field_of, noted, whole_reply
+from llamaindex_ctx.replies import field_of, noted, usage_of, whole_reply
 from llamaindex_ctx.summarizer import check_llm, told_window
 
 # packages that send thinking blocks back, with the service and the wire that each of them calls
@@ -52,10 +52,14 @@ class CumulativeChunks:
         self._thought = ""
         self._signature: str | None = None
         self._last: ChatResponse | None = None
+        self._usage: Usage | None = (
+            None  # the newest report: some services send one with every chunk, others before the last
+        )
 
     def read(self, response: ChatResponse, /) -> Iterator[Chunk]:
         """Returns the reasoning and text that this response adds; tool calls, usage and the rest wait for the end."""
         self._last = response
+        self._usage = _newer(usage_of(response), self._usage)
         thought = _thinking(response)
         new: object = noted(response).get("thinking_delta")
         thought = thought if thought.startswith(self._thought) else self._thought
@@ -91,11 +95,11 @@ class CumulativeChunks:
             tool_calls=tuple(
                 ToolCallDelta(n, c.id, c.name, c.arguments, c.extra) for n, c in enumerate(whole.tool_calls)
             ),
-            usage=reply.usage,
+            usage=self._usage,
             finish_reason=reply.finish_reason,
             model=whole.model,
             raw=self._last.raw,
-            whole=whole,
+            whole=replace(whole, usage=self._usage),
         )
 
     def _thoughtful(self, last: ChatResponse) -> ChatMessage:
@@ -112,6 +116,13 @@ class CumulativeChunks:
         thinking = ThinkingBlock(content=self._thought, additional_information=info)
         others = [b for b in message.blocks if not isinstance(b, ThinkingBlock)]
         return message.model_copy(update={"blocks": [thinking, *others]})
+
+
+def _newer(usage: Usage | None, before: Usage | None) -> Usage | None:
+    """Returns the newer report, with the numbers of the one before where it has none."""
+    if usage is None or before is None:
+        return usage or before
+    return Usage(*(getattr(usage, f.name) or getattr(before, f.name) for f in fields(Usage)))
 
 
 def _text(response: ChatResponse) -> str:

@@ -79,7 +79,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
             return
         stamp = messages[0].additional_kwargs.get(STAMP)
         context = self.session(stamp).context
-        waiting = unanswered((await context.aview()).messages)
+        waiting = unanswered([e.message for e in (await context.aview()).turn])
         # a flush may begin in the middle of a round whose calls it never handed over
         fresh = from_chat_messages(map(_without_stamp, messages), context.new_id, waiting, stray=as_text)
         await context.aadd(fresh)

@@ -73,8 +73,8 @@ class CtxChatStore(BaseChatStore, Closing):
     """Chat histories by key. Each is a session that `CtxMemory` opens under the same name, and vice versa.
 
     Messages are returned as they were stored, complete and in order, with an id for each tool call; nothing is summarised or
-    trimmed. Deleted and replaced messages leave the history and stay in the archive. Other processes see tool calls once they
-    are answered. Safe across threads and tasks; copies share the store.
+    trimmed. Deleted and replaced messages leave the history and stay in the archive. Safe across threads and tasks; copies share
+    the store.
 
     Args:
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a registered name, a Store, or None for memory.
@@ -163,7 +163,7 @@ class CtxChatStore(BaseChatStore, Closing):
         """Stores messages at the end: all of them, or none when it raises."""
         context = self.context(key)
         with self._turn(key):
-            fresh = _converted(messages, context, context.view().messages)
+            fresh = _converted(messages, context, [e.message for e in context.view().turn])
             if fresh:
                 context.add(fresh)
 
@@ -359,9 +359,9 @@ def _names(key: str, status: MessageStatus | None) -> tuple[str, ...]:
             return (key + ARCHIVED, key)
 
 
-def _converted(messages: Sequence[ChatMessage], context: AgentContext, view: Sequence[Message] = ()) -> list[Message]:
+def _converted(messages: Sequence[ChatMessage], context: AgentContext, turn: Sequence[Message] = ()) -> list[Message]:
     conversation = [m for m in listed(messages) if isinstance(m, str) or not is_section(m)]
-    return from_chat_messages(conversation, context.new_id, unanswered(view), stray=_as_user)
+    return from_chat_messages(conversation, context.new_id, unanswered(turn), stray=_as_user)
 
 
 def _rewritten(messages: Sequence[ChatMessage], context: AgentContext) -> list[Message]:

@@ -18,7 +18,7 @@ from ctxfold.engine.request import Options, limit_among
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Reply, Request
 from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, window_for
-from llamaindex_ctx.messages import with_distinct_call_ids
+from llamaindex_ctx.messages import distinct_blocks, with_distinct_call_ids
 from llamaindex_ctx.metadata import ID_KEY, mark
 from llamaindex_ctx.replies import field_of, whole_reply
 from llamaindex_ctx.summarizer import LlmSummarizer
@@ -66,6 +66,8 @@ class LlmCall:
         self.waiting.clear()
 
     def put(self, response: ChatResponse) -> None:
+        if len(blocks := distinct_blocks(response.message)) < len(response.message.blocks):
+            response.message = response.message.model_copy(update={"blocks": blocks})
         response.message = with_distinct_call_ids(response.message, self.reply_id)
         mark(response.message, **{ID_KEY: self.reply_id})
         self.waiting.append(response)

@@ -33,6 +33,7 @@ from ctxfold.adapters.sessions import check_settings
 from ctxfold.effects import Flow, flow_of
 from ctxfold.engine.engine import Engine
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageTooLargeError, WindowTooSmallError
+from ctxfold.history.view import View
 from ctxfold.messages import MediaPart, Message, ToolCallPart
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
@@ -340,10 +341,11 @@ class CtxMemory(BaseMemory, Closing):
         await self._afeed_blocks()
 
     def _put(self, messages: Sequence[ChatMessage | str], _: Engine) -> Flow[tuple[Message, ...]]:
-        view: Sequence[Message] = ()
+        view: View | None = None
         if self._needs_view(messages):
-            view = (yield from flow_of(AgentContext.view)(self.context)).messages
-        fresh = without_own(self._converted(messages, unanswered(view)), view)
+            view = yield from flow_of(AgentContext.view)(self.context)
+        waiting = () if view is None else unanswered([e.message for e in view.turn])
+        fresh = without_own(self._converted(messages, waiting), () if view is None else view.messages)
         if not fresh:
             return ()
         with explained_conflict():

@@ -437,7 +437,7 @@ def _from_chat_message(message: ChatMessage, id: str, strays: bool) -> Message:
     if text is not None and role != "tool" and message.role.value == role:
         return Message(str(carried) if carried else id, role, (TextPart(text),))
     reading = _Reading(str(carried) if carried else id, role, kwargs)
-    for block in message.blocks:
+    for block in distinct_blocks(message):
         reading.take(block)
     parts, model = reading.finish(), note.get("model")
     if role == "assistant":
@@ -458,6 +458,11 @@ def _from_chat_message(message: ChatMessage, id: str, strays: bool) -> Message:
         return plain
     original = json.dumps({"role": message.role.value, "kwargs": kwargs, "blocks": reading.spec})
     return replace(plain, parts=(*plain.parts, Opaque(NAMESPACE, original)))
+
+
+def distinct_blocks(message: ChatMessage) -> list[ContentBlock]:
+    """Returns the blocks, each object once: OpenAIResponses lists those of earlier items again with each item of a reply."""
+    return [*{id(block): block for block in message.blocks}.values()]
 
 
 def _as_noted(parts: Iterable[Part], note: Mapping[str, Any]) -> tuple[Part, ...]:

@@ -18,23 +18,44 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.llms.llm import ToolSelection
-from pydantic_core import from_json
+from pydantic_core import from_json, to_jsonable_python
 
 from ctxfold import Fold, Message, Reply, Usage
 from ctxfold.adapters.part_order import bound
+from ctxfold.backends.profile import UsagePaths
+from ctxfold.backends.response_parser import usage_from
 from ctxfold.errors import InvalidToolArgumentsError
 from ctxfold.messages import Part, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.protocols import Chunk, ToolCallDelta
 from ctxfold.stream import REFUSAL, ToolCalls
-from ctxfold.validation import as_list
+from ctxfold.validation import as_dict, as_list
 from llamaindex_ctx.messages import from_chat_message, to_chat_message
 
 THINKING = "thinking_delta"  # on every streamed response
 MALFORMED = "INVALID_JSON"  # the key under which services are given malformed arguments back
 FINISH = "finish_reason"  # on every whole one, the last of a stream among them
-_INPUT = ("prompt_tokens", "input_tokens", "prompt_token_count", "prompt_eval_count")
-_OUTPUT = ("completion_tokens", "output_tokens", "candidates_token_count", "eval_count")
-_CACHE = ("cache_read_input_tokens", "cache_creation_input_tokens")  # Anthropic's: not within its `input_tokens`
+_ANTHROPIC_CACHE = frozenset({"cache_read_input_tokens", "cache_creation_input_tokens"})
+_EXCLUDED = _ANTHROPIC_CACHE | {"cacheReadInputTokens", "cacheWriteInputTokens"}  # from the input beside them
+_CACHE_NOTES = _ANTHROPIC_CACHE | {"cache_read_tokens"}
+_DEFAULT = UsagePaths()
+_PATHS = UsagePaths(
+    input=(*_DEFAULT.input, "prompt_token_count", "prompt_eval_count", "inputTokens"),
+    output=(*_DEFAULT.output, "candidates_token_count", "eval_count", "outputTokens"),
+    cache_read=(
+        "cache_read_tokens",
+        *_DEFAULT.cache_read,
+        "cache_read_input_tokens",
+        "cacheReadInputTokens",
+        "cached_content_token_count",
+    ),
+    cache_write=(
+        "cache_write_tokens",
+        *_DEFAULT.cache_write,
+        "cache_creation_input_tokens",
+        "cacheWriteInputTokens",
+    ),
+    reasoning=(*_DEFAULT.reasoning, "thoughts_token_count"),
+)
 
 
 def chat_response(reply: Reply, *, one_call: bool = False) -> ChatResponse:
@@ -243,31 +264,31 @@ def whole_reply(response: ChatResponse, model: str) -> Reply:
 
 
 def usage_of(response: ChatResponse) -> Usage | None:
-    """Returns the usage of a response, from the fields beside the message or from the provider's own object."""
-    raw: object = response.raw
-    notes, reported = noted(response), field_of(raw, "usage")
-    for source in (notes, reported, field_of(raw, "usage_metadata")):
-        into, out = _first(source, *_INPUT), _first(source, *_OUTPUT)
-        if into is None and out is None:
+    """Returns the usage of a response: from the provider's own object, which tells the cache too, or the fields beside it.
+
+    Zero tokens of input beside some of output are not reported, as no request is empty.
+    """
+    raw, beside = response.raw, noted(response)
+    notes = {name: value for name, value in beside.items() if isinstance(value, int)}
+    own = (field_of(raw, "usage"), field_of(field_of(raw, "response"), "usage"), beside.get("usage"))
+    own = (*own, field_of(field_of(raw, "metadata"), "usage"), field_of(raw, "usage_metadata"))
+    told = (notes, response.message.additional_kwargs.get("usage"))
+    # ours are complete, and so is what an integration tells of the cache
+    sources = (*told, *own) if notes.keys() & _CACHE_NOTES else (*own, *told)
+    for source in filter(None, sources):
+        fields = as_dict(to_jsonable_python(source, fallback=_fields_of))
+        if not any(_number(fields, *names) for names in (_PATHS.input, _PATHS.output)):
             continue
-        # an integration may copy the provider's `input_tokens` alone, and leave the cache where it stood
-        copied = source is notes and into == _input_tokens(reported) and not any(_first(source, n) for n in _CACHE)
-        read, written = (_first(reported if copied else source, name) or 0 for name in _CACHE)
-        excluded = into is not None and (source is notes or _input_tokens(source) is not None)
-        details, thought = field_of(source, "prompt_tokens_details"), field_of(source, "completion_tokens_details")
-        return Usage(
-            (into or 0) + (read + written if excluded else 0),
-            out or 0,
-            _first(source, "cache_read_tokens") or read or _first(details, "cached_tokens") or 0,
-            _first(source, "cache_write_tokens") or written,
-            _first(source, "reasoning_tokens") or _first(thought, "reasoning_tokens") or 0,
-        )
+        excluded = "inputTokens" in fields or ("input_tokens" in fields and "prompt_tokens" not in fields)
+        excluded = (excluded or source is notes) and bool(fields.keys() & _EXCLUDED)
+        usage = usage_from(fields, _PATHS.model_copy(update={"input_includes_cache": not excluded}))
+        thoughts = _number(fields, "thoughts_token_count") or 0  # Gemini's: not within its candidates
+        return replace(usage, output_tokens=usage.output_tokens + thoughts)
     return None
 
 
-def _input_tokens(source: object) -> int | None:
-    """Returns the input tokens under Anthropic's name only; `prompt_tokens` in a provider's own object includes the cache."""
-    return None if _first(source, "prompt_tokens") is not None else _first(source, "input_tokens")
+def _fields_of(source: object) -> object:
+    return vars(source) if hasattr(source, "__dict__") else str(source)
 
 
 def _finish(response: ChatResponse) -> str | None:
@@ -282,9 +303,8 @@ def _model(response: ChatResponse) -> str | None:
     return model if isinstance(model, str) else None
 
 
-def _first(source: object, *names: str) -> int | None:
-    values = (field_of(source, name) for name in names)
-    return next((f for f in values if isinstance(f, int) and not isinstance(f, bool)), None)
+def _number(source: Mapping[str, Any], *names: str) -> int | None:
+    return next((n for name in names if isinstance(n := source.get(name), int) and not isinstance(n, bool)), None)
 
 
 def field_of(source: object, name: str) -> object:

@@ -4244,6 +4244,39 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "history/log.py",
+        (
+            "a_turn_that_is_given_up_joins_at_the_end",
+            'if status == "aborted" and joined and',
+            "if False and joined and",
+            "engine/test_acknowledged.py",
+        ),
+        (
+            "a_turn_that_is_given_up_parts_another_one",
+            "return next((i for i in range(at, len(live)) if is_question(live[i].message)), len(live))",
+            "return at",
+            "engine/test_acknowledged.py",
+        ),
+        (
+            "a_reader_does_not_see_the_turns_of_others",
+            "        if not others:\n            return view\n        live = [*view.live]",
+            "        if True:\n            return view\n        live = [*view.live]",
+            "engine/test_acknowledged.py",
+        ),
+        (
+            "a_reader_does_not_see_calls_that_nobody_answered",
+            "turn.entries if self.unanswered else turn.entries[:complete]",
+            "turn.entries[:complete]",
+            "engine/test_acknowledged.py",
+        ),
+        (
+            "a_call_whose_result_came_late_keeps_its_old_place",
+            "if self.unanswered and entry.id in self.dropped:",
+            "if False:",
+            "engine/test_outages.py engine/test_bad_input.py",
+        ),
+    ),
+    *_of(
         "../../llamaindex_ctx/chat_store.py",
         (
             "archived_messages_are_deleted",

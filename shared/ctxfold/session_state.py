@@ -249,6 +249,11 @@ class OpenSession:
         with self.lock:
             return self.state.view(turn_id)
 
+    def view_of_all(self, turn_id: str | None = None) -> View:
+        """Returns the view with the messages of every open turn, for a reader; a request never has those of another one."""
+        with self.lock:
+            return self.state.view_of_all(turn_id)
+
     def stage(self, turn_id: str | None = None, context_window: int | None = None) -> Stage:
         """Returns the rules, for a request of that window or for the session's own, and the view as they are now."""
         return Stage(self.rules(context_window), self.view(turn_id), turn_id, context_window)

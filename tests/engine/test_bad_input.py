@@ -165,7 +165,7 @@ def test_results_of_a_round_that_the_list_went_on_from_are_left_out(make: Make, 
     later = [user("never mind", id="u2"), *answer]
     ctx.add([first, *later], skip_orphans=True)
     assert [e.ids for e in events if isinstance(e, MessagesLeftOut)] == [("t1",)]
-    assert [m.id for m in ctx.messages()] == ["u1", *(m.id for m in later)]
+    assert [m.id for m in ctx.messages()] == ["u1", "a1", *(m.id for m in later)]
     ctx.add([first, second, assistant("both found", id="a3")], skip_orphans=True)
     assert [m.id for m in ctx.messages()][-4:] == ["a1", "t1", "t2", "a3"]
 

@@ -72,7 +72,7 @@ def test_tool_rounds_stay_private_until_the_turn_ends(make: Make) -> None:
     backend = scripted(parallel, "done")
     ctx = make(backend)
     ctx.send("look", tools=(ToolSpec("look"),))
-    assert ctx.ctx.at(ctx.session).view().messages == ()
+    assert ctx.ctx.at(ctx.session).window().messages == ()
     results = [tool_result("c1", "one", id="r1"), tool_result("c2", "two", id="r2")]
     with pytest.raises(OrphanToolResultError, match="'c9'"):
         ctx.send([results[0], tool_result("c9", "x", id="r9")])
@@ -407,7 +407,7 @@ async def test_a_cancel_right_after_a_reply_with_tool_calls_was_stored(on_abort:
         assert [m.text for m in ctx.view().messages] == (["hi"] if kept else [])
         assert ctx.usage().replies == 1, "no second reply was made of what had arrived"
         assert (await ctx.asend("again")).message.text == "two"
-        assert not [m for m in ctx.messages() if m.tool_calls]
+        assert not [m for m in ctx.view().messages if m.tool_calls]
 
 
 def test_recalled_passages_are_not_part_of_the_stable_messages(make: Make) -> None:

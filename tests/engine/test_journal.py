@@ -107,7 +107,7 @@ def test_a_turn_that_was_left_joins_after_the_time_out() -> None:
     first = timed(store, clock)
     first.add([user("q", id="q"), *tool_round("t"), assistant("", id="open", calls=[call("c9")])])
     clock.time += 899
-    assert timed(store, clock).view().messages == ()
+    assert timed(store, clock).window().messages == ()
     clock.time += 2
     second = timed(store, clock)
     assert [m.id for m in second.view().messages] == ["q", "t-a", "t-r0"]

@@ -115,7 +115,7 @@ def test_what_is_taken_back_later_leaves_alone_what_others_went_on_with(service:
         ctx.send([question])
     other = service.opened(assistant("", id="a", calls=[call("c1")]), assistant("done", id="z"))
     other.send([question])
-    assert [m.id for m in ctx.messages()] == []
+    assert [m.id for m in ctx.messages()] == ["u", "a"]
     other.send([tool_result("c1", "found", id="r")])
     assert service.ids() == ["u", "a", "r", "z"]
 
@@ -199,7 +199,8 @@ def test_a_retry_after_the_turn_was_aborted_stores_what_it_did_not_keep(service:
     """Fifteen minutes after the attempt another process has closed the turn; its incomplete round counts as unknown."""
     half = [TURN[0], TURN[1]]
     service.opened().add(half)
-    assert service.ids() == ["u"]
+    assert service.ids() == ["u", "t-a"]
+    assert [m.id for m in service.opened().window().messages] == ["u"]
     service.opened().add(TURN)
     assert service.ids() == [m.id for m in TURN]
 
@@ -211,7 +212,8 @@ def test_results_that_come_late_bring_their_call_back(service: Service) -> None:
         tool_result("c1", "one", id="r1"),
     ]
     service.opened().add(calls)
-    assert service.ids() == ["u"]
+    assert service.ids() == ["u", "a", "r1"]
+    assert [m.id for m in service.opened().window().messages] == ["u"]
     service.opened().add([tool_result("c2", "two", id="r2"), assistant("done", id="z")])
     assert service.ids() == ["u", "a", "r1", "r2", "z"]
 

@@ -40,9 +40,9 @@ def ctx(make: Make) -> Driven:
 
 def test_answers_come_with_the_next_list(ctx: Driven) -> None:
     assert texts(request(ctx, said("u1"))) == ["u1"]
-    assert ctx.view().messages == ()  # the turn is not over
+    assert ctx.ctx.at("s").window().messages == ()  # the turn is not over
     assert texts(request(ctx, said("u1", "a1", "u2"))) == ["u1", "a1", "u2"]
-    assert texts(ctx.view().messages) == ["u1", "a1"]
+    assert texts(ctx.ctx.at("s").window().messages) == ["u1", "a1"]
     assert ctx.usage().turns == 1
     assert texts(request(ctx, said("u1", "a1", "u2", "a2"))) == ["u1", "a1", "u2", "a2"]
     assert ctx.usage().turns == 2

@@ -219,7 +219,8 @@ COPIED = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
         ({}, ANTHROPIC, Usage(100, 5, 60, 30)),
         ({}, BEDROCK, Usage(100, 5, 60, 30)),
         ({"usage": ANTHROPIC}, COPIED, Usage(100, 5, 60, 30)),
-        ({"usage": ANTHROPIC}, {**COPIED, "prompt_tokens": 100}, Usage(100, 5)),
+        ({"usage": ANTHROPIC}, {**COPIED, "prompt_tokens": 100}, Usage(100, 5, 60, 30)),
+        ({"usage": OPENAI}, {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105}, Usage(100, 5, 60)),
         # these include the cache
         ({"usage": OPENAI}, {}, Usage(100, 5, 60)),
         ({"usage": {**OPENAI, "cache_read_input_tokens": 60}}, {}, Usage(100, 5, 60)),

@@ -29,6 +29,7 @@ from ctxfold.history.records import (
     SessionKey,
     SnapshotTaken,
     TurnClosed,
+    TurnStatus,
     Undone,
     Unknown,
     Unpinned,
@@ -67,13 +68,15 @@ class _OutOfRecall(Container[int]):
 class SessionState:
     """Holds one session, folded up to record `head`. `apply` takes records in order of seq and ignores those at or before `head`.
 
-    `count` returns the tokens of a message. With `user_only`, messages that only the user sees are folded in too. `live` is only
+    `count` returns the tokens of a message. With `user_only`, messages that only the user sees are folded in too, and with
+    `unanswered` calls of ended turns that were never answered: no request may have them, but a reader sees them. `live` is only
     ever appended to within an epoch; an epoch change puts a new list in its place, so views stay as they were.
     """
 
     key: SessionKey
     count: Callable[[Message], int]
     user_only: bool = field(default=False, kw_only=True)
+    unanswered: bool = field(default=False, kw_only=True)
     head: int = 0
     head_id: str = ""  # of the record at `head`: another id there means that the log was erased and begun anew
     read_upto: int = 0  # the records up to here were read at once, so an erasure among them is already applied to all
@@ -137,6 +140,18 @@ class SessionState:
             tokens=self.tokens + sum(e.tokens for e in entries),
         )
 
+    def view_of_all(self, turn_id: str | None = None) -> View:
+        """Returns the zones as a reader sees them: with the messages of every open turn, those of others at their places."""
+        view = self.view(turn_id)
+        others = [turn.entries for other, turn in self.open.items() if other != turn_id and turn.entries]
+        if not others:
+            return view
+        live = [*view.live]
+        for entries in others:
+            at = _place(live, entries)
+            live[at:at] = entries
+        return view.with_live(live)
+
     def copy(self) -> SessionState:
         """Returns an independent fold at the same place."""
         twin = copy(self)
@@ -170,8 +185,8 @@ class SessionState:
                 self._add(entry if shown is None else replace(entry, shown_seq=record.seq), record)
             case Restored():
                 self._restore(record, record.body)
-            case TurnClosed(status=status):
-                self._close(record.turn_id or "", joins=status != "discarded")
+            case TurnClosed():
+                self._close(record, record.body.status)
             case Compacted():
                 self._compact(record, record.body)
             case MessageInserted(message=message, before=before):
@@ -232,6 +247,9 @@ class SessionState:
         return Entry(message.id, record.seq, message, self.count(message), number=record.number, at_s=record.at_s)
 
     def _add(self, entry: Entry, record: Record) -> None:
+        if self.unanswered and entry.id in self.dropped:  # it comes again, with a result that took long
+            self.live = [e for e in self.live if e.id != entry.id]
+            self._visible_ids().discard(entry.id)
         if record.turn_id is None:
             self._comes_back(entry.id)
         if entry.message.visibility == "user" and not self.user_only:
@@ -287,17 +305,24 @@ class SessionState:
     def _ends_with_results(self) -> bool:
         return next((e.message.role == "tool" for e in reversed(self.live) if e.message.kind == "message"), False)
 
-    def _close(self, turn_id: str, *, joins: bool) -> None:
+    def _close(self, record: Record, status: TurnStatus) -> None:
+        turn_id = record.turn_id or ""
         turn = self.open.pop(turn_id, None)
         _remember(self.closed, (turn_id,), CLOSED_TURNS_KEPT)
-        if turn is None or not joins:
+        if turn is None or status == "discarded":
             self._no_longer_deferred(e.id for e in (turn.entries if turn else ()))
             return
-        kept = complete_prefix(turn.entries)
-        _remember(self.dropped, (e.id for e in turn.entries[kept:]))
-        for entry in turn.entries[:kept]:
+        complete = complete_prefix(turn.entries)
+        before = len(self.live)
+        for entry in turn.entries if self.unanswered else turn.entries[:complete]:
             self._comes_back(entry.id)
             self._join(entry)
+        _remember(self.dropped, (e.id for e in turn.entries[complete:]))
+        joined = self.live[before:]
+        if status == "aborted" and joined and (at := _place(self.live[:before], joined)) < before:
+            # others went on meanwhile: it belongs to its question, not behind theirs
+            self.live = [*self.live[:at], *joined, *self.live[at:before]]
+            self._new_epoch(record, revertible=False)
 
     def _compact(self, record: Record, body: Compacted) -> None:
         covered = frozenset(body.covered)
@@ -426,6 +451,13 @@ class SessionState:
             else:
                 entries.append(entry)
         self.live = entries
+
+
+def _place(live: Sequence[Entry], turn: Sequence[Entry]) -> int:
+    """Returns the place of a turn in the conversation: behind what was stored before its question, and between two turns."""
+    seq = turn[0].seq
+    at = next((i + 1 for i in range(len(live) - 1, -1, -1) if live[i].seq < seq), 0)
+    return next((i for i in range(at, len(live)) if is_question(live[i].message)), len(live))
 
 
 def _remember(kept: dict[K, None], new: Iterable[K], limit: int = REMOVED_KEPT) -> None:

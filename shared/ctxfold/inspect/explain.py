@@ -232,9 +232,11 @@ def _check_erased(open_session: OpenSession, reference: str, records: Sequence[R
 
 
 def conversation(
-    open_session: OpenSession, turn_id: str | None = None, audience: Audience = "all"
+    open_session: OpenSession, turn_id: str | None = None, audience: Audience = "all", *, whole: bool = False
 ) -> Flow[tuple[Message, ...]]:
     """Returns every message as it was stored, compacted or not, edits applied, in order; with those of an open turn.
+
+    A `whole` conversation has all that was stored: those of other open turns, and calls that were never answered.
 
     For the audience "user" it leaves out summaries and messages for the model only; for "model" it returns the window.
     """
@@ -243,12 +245,13 @@ def conversation(
     if audience == "model":
         return open_session.view(turn_id).messages
     records = yield from StoreCall(Store.read, open_session.key)
-    state = SessionState(open_session.key, lambda _: 0, user_only=True)
+    state = SessionState(open_session.key, lambda _: 0, user_only=True, unanswered=whole)
     # a compaction only hides: folded without it, the log gives back what it stood for
     state.undone = {*open_session.state.undone, *(r.id for r in records if isinstance(r.body, Compacted))}
     state.apply(records)
     stored = {r.seq: r for r in records}
-    messages = [message_in(stored[e.seq], e.id) or e.message for e in state.view(turn_id)]
+    view = state.view_of_all(turn_id) if whole else state.view(turn_id)
+    messages = [message_in(stored[e.seq], e.id) or e.message for e in view]
     return seen_by_user(messages) if audience == "user" else tuple(messages)
 
 

@@ -334,20 +334,20 @@ class AgentContext(SessionHandle, SharesSessions):
 
     @sync_method
     def messages(self, audience: Audience = "all") -> Flow[tuple[Message, ...]]:
-        """Returns the whole conversation as it was stored, compacted messages included; reads the log.
+        """Returns the whole conversation as it was stored, compacted messages and open turns included; reads the log.
 
         "user" leaves out messages that are for the model only. "model" is the window: summaries in place of the messages they
         replaced.
         """
-        return self._edit(lambda _, s: conversation(s, self._own_turn(s), audience))
+        return self._edit(lambda _, s: conversation(s, self._own_turn(s), audience, whole=True))
 
     amessages = async_method(messages)
 
     @sync_method
     def view(self) -> Flow[View]:
-        """Returns the four zones as they are, without making them fit; a turn that this context has open is included."""
+        """Returns the four zones as they are, without making them fit; open turns are included, also those of other workers."""
         open_session = yield from self._open_session()
-        return open_session.view(self._own_turn(open_session))
+        return open_session.view_of_all(self._own_turn(open_session))
 
     aview = async_method(view)
 

@@ -1,0 +1,164 @@
+"""L4, L5: what was acknowledged is stored and visible to every process at once, and keeps its place, whoever dies."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage
+
+from ctxfold import MemoryStore, Message, ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold.connect import open_store
+from llamaindex_ctx import CtxChatStore, CtxMemory
+from tests.llamaindex.talk import calling, result
+from tests.properties.machine import assert_legal
+from tests.properties.outages import LATE_S, UnreliableStore, Weather
+from tests.support.driven import context
+from tests.support.processes import CONTEXT, import_once, start
+
+import_once(__name__)
+
+
+class Dying:
+    """A store in a process that ends at its n-th append: before it, or after it was written."""
+
+    def __init__(self, url: str, appends: int, *, written: bool) -> None:
+        self._store, self._left, self._written = open_store(url), appends, written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def append(self, *args: Any, **kwargs: Any) -> Any:
+        self._left -= 1
+        if not self._left and not self._written:
+            os._exit(9)
+        records = self._store.append(*args, **kwargs)
+        if not self._left:
+            os._exit(9)
+        return records
+
+
+def put_and_die(url: str, rounds: int) -> None:
+    memory = CtxMemory.from_defaults("s", store=url, context_window=8_000)
+    memory.put(ChatMessage(role="user", content="question"))
+    for n in range(rounds):
+        memory.put_messages([calling(f"c{n}"), result(f"c{n}")])
+    memory.put(calling("open"))
+    os._exit(9)
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_l4_what_put_returned_from_is_there_for_another_process(tmp_path: Path, rounds: int) -> None:
+    url = f"sqlite:///{tmp_path / 'killed.db'}"
+    process = start(put_and_die, url, rounds)
+    process.join(60)
+    assert process.exitcode == 9
+    roles = ["user", *["assistant", "tool"] * rounds, "assistant"]
+    with CtxMemory.from_defaults("s", store=url, context_window=8_000) as memory:
+        assert [m.role.value for m in memory.get_all()] == roles
+        assert [m.role for m in memory.context.view().messages] == roles
+        assert [hit.role for hit in memory.context.search("open")] == ["assistant"]
+        assert_legal(memory.context.window().messages)
+        memory.put(ChatMessage(role="user", content="next"))
+        assert [m.role.value for m in memory.get_all()] == [*roles, "user"]
+        assert_legal(memory.context.window().messages)
+        memory.put(result("open", "found at last"))
+        assert "found at last" in [m.content for m in memory.get_all()]
+    with CtxChatStore(url) as store:
+        assert [m.role.value for m in store.get_messages("s")].count("assistant") == rounds + 1
+
+
+def call(id: str) -> ToolCallPart:
+    return ToolCallPart(id, "look", "{}")
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("others", [0, 1, 9])
+def test_l5_the_question_of_a_dead_run_keeps_its_place(rounds: int, others: int) -> None:
+    weather, stored = Weather(), MemoryStore()
+
+    def opened(*replies: Any) -> Any:
+        return context(ScriptedBackend(list(replies)), store=UnreliableStore(stored, weather), context_window=8_000)
+
+    opened("a0").send([user("u0", id="u0")])
+    run = opened(*(assistant("", id=f"c{n}", calls=[call(f"k{n}")]) for n in range(rounds + 1)))
+    run.send([user("u1 asks for the zebra", id="u1")])
+    for n in range(rounds):
+        run.send([tool_result(f"k{n}", f"found {n}", id=f"r{n}")])
+    own = ["u1", "c0", *(i for n in range(rounds) for i in (f"r{n}", f"c{n + 1}"))]
+    other = opened(*(f"answer {n}" for n in range(2, 2 + others)))
+    for n in range(2, 2 + others):
+        other.send([user(f"u{n}", id=f"u{n}")])
+
+    def told(messages: Any) -> list[str]:
+        return [m.id for m in messages if m.id in own or m.role == "user"]
+
+    everything = ["u0", *own, *(f"u{n}" for n in range(2, 2 + others))]
+    reader = opened()
+    assert told(reader.messages()) == told(reader.view().messages) == everything
+    assert [hit.message_id for hit in reader.search("zebra")] == ["u1"]
+    assert "u1" not in told(other.window().messages), "a request of another turn does not have it yet"
+    weather.age_s = LATE_S
+    joined = opened()
+    assert told(joined.messages()) == everything
+    assert told(joined.view().messages) == told(joined.window().messages) == [i for i in everything if i != own[-1]]
+    assert_legal(joined.view().messages)
+    assert told(opened().view().messages) == told(joined.view().messages), "every process folds the same"
+
+
+TURNS: tuple[tuple[Message, ...], ...] = tuple(
+    (
+        user(f"question {n}", id=f"u{n}"),
+        assistant("", id=f"a{n}", calls=[call(f"c{n}"), call(f"d{n}")]),
+        tool_result(f"c{n}", "one", id=f"r{n}"),
+        tool_result(f"d{n}", "two", id=f"s{n}"),
+        assistant(f"answer {n}", id=f"z{n}"),
+    )
+    for n in range(2)
+)
+
+
+def ids(ctx: Any) -> list[str]:
+    return [m.id for m in ctx.messages()]
+
+
+def write(url: str, appends: int, written: bool, acknowledged: Connection) -> None:
+    """Adds the turns message by message, and says after each that it was stored."""
+    store: Any = Dying(url, appends, written=written)
+    ctx = context(store=store, context_window=4_000)
+    for message in (m for turn in TURNS for m in turn):
+        ctx.add(message)
+        acknowledged.send(message.id)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_any_death_and_any_retry_leave_each_acknowledged_message_once(tmp_path: Path, written: bool) -> None:
+    """Another worker goes on with a turn of its own, and then adds all that the dead one had to add."""
+    in_order = [m.id for turn in TURNS for m in turn]
+    for appends in range(2, 12):
+        url = f"sqlite:///{tmp_path / f'{appends}.db'}"
+        receiving, sending = CONTEXT.Pipe(duplex=False)
+        process = start(write, url, appends, written, sending)
+        process.join(60)
+        sending.close()
+        acknowledged: list[str] = []
+        while receiving.poll():
+            try:
+                acknowledged.append(receiving.recv())
+            except EOFError:
+                break
+        assert process.exitcode in (0, 9)
+        with context(store=url, context_window=4_000) as reader:
+            assert [i for i in ids(reader) if i in acknowledged] == acknowledged
+            assert len(set(ids(reader))) == len(ids(reader))
+            assert_legal(reader.window().messages)
+        with context(store=url, context_window=4_000) as worker:
+            worker.add([user("meanwhile", id="m"), assistant("yes", id="n")])
+            for turn in TURNS:
+                worker.add([*turn], skip_orphans=True)
+            kept = [i for i in ids(worker) if i not in ("m", "n")]
+            assert kept == in_order, appends
+            assert_legal(worker.window().messages)
