@@ -16,7 +16,7 @@ from llama_index.core.tools.types import BaseTool, ToolMetadata, ToolOutput
 
 from ctxfold.adapters.model_calls import BorrowedModel, ModelStream, as_backend_error
 from ctxfold.connect import reasoning_rules
-from ctxfold.errors import ConfigError
+from ctxfold.errors import BackendError, ConfigError
 from ctxfold.history.cuts import results_in_order
 from ctxfold.messages import Message, Opaque, ReasoningPart, ToolSpec, Usage
 from ctxfold.protocols import (
@@ -155,6 +155,7 @@ class LlamaIndexBackend(BorrowedModel):
             )
         self.llm = llm
         self._window = context_window
+        self._usage_refused = False
 
     @property
     def model(self) -> str:
@@ -193,22 +194,50 @@ class LlamaIndexBackend(BorrowedModel):
             return whole_reply(answer, self.model)
 
     def open_stream(self, request: Request) -> ChunkStream:
-        messages, options = self._call_arguments(request)
-        with self.translated():
-            if request.tools:
-                source = self._calling().stream_chat_with_tools(chat_history=messages, **options)
-            else:
-                source = self.llm.stream_chat(messages, **options)
-        return self.read_stream(source, CumulativeChunks(self.model)).begin()
+        usage = self._usage_option()
+        try:
+            return self._streamed(request, usage).begin()
+        except BackendError as error:
+            self._refused_usage(error, usage)
+        return self._streamed(request, {}).begin()
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
+        usage = self._usage_option()
+        try:
+            return await (await self._astreamed(request, usage)).abegin()
+        except BackendError as error:
+            self._refused_usage(error, usage)
+        return await (await self._astreamed(request, {})).abegin()
+
+    def _streamed(self, request: Request, usage: Mapping[str, Any]) -> ModelStream[ChatResponse]:
         messages, options = self._call_arguments(request)
         with self.translated():
             if request.tools:
-                source = await self._calling().astream_chat_with_tools(chat_history=messages, **options)
+                source = self._calling().stream_chat_with_tools(chat_history=messages, **usage, **options)
             else:
-                source = await self.llm.astream_chat(messages, **options)
-        return await self.read_stream(source, CumulativeChunks(self.model)).abegin()
+                source = self.llm.stream_chat(messages, **usage, **options)
+        return self.read_stream(source, CumulativeChunks(self.model))
+
+    async def _astreamed(self, request: Request, usage: Mapping[str, Any]) -> ModelStream[ChatResponse]:
+        messages, options = self._call_arguments(request)
+        with self.translated():
+            if request.tools:
+                source = await self._calling().astream_chat_with_tools(chat_history=messages, **usage, **options)
+            else:
+                source = await self.llm.astream_chat(messages, **usage, **options)
+        return self.read_stream(source, CumulativeChunks(self.model))
+
+    def _usage_option(self) -> Mapping[str, Any]:
+        """Returns the argument by which LlamaIndex's OpenAI client asks for the usage of a stream, unless its user has set it."""
+        asks = any(cls.__module__ == "llama_index.llms.openai.base" for cls in type(self.llm).__mro__)
+        chosen = "stream_options" in (getattr(self.llm, "additional_kwargs", None) or {})
+        return {"stream_options": {"include_usage": True}} if asks and not chosen and not self._usage_refused else {}
+
+    def _refused_usage(self, error: BackendError, usage: Mapping[str, Any]) -> None:
+        """Notes that the service does not know the option; raises any other error."""
+        if not usage or "stream_options" not in str(error):
+            raise error
+        self._usage_refused = True
 
     def _call_arguments(self, request: Request) -> tuple[list[ChatMessage], dict[str, Any]]:
         if request.tools:

@@ -13,10 +13,11 @@ from llama_index.core.program.function_program import get_function_tool
 from llama_index.core.tools import FunctionTool
 from llama_index.core.tools.types import BaseTool
 
+from ctxfold.adapters.model_calls import ModelStream
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.engine.request import Options, limit_among
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Reply, Request
+from ctxfold.protocols import BackendCapabilities, Chunk, Reply, Request
 from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, window_for
 from llamaindex_ctx.messages import distinct_blocks, with_distinct_call_ids
 from llamaindex_ctx.metadata import ID_KEY, mark
@@ -92,17 +93,17 @@ class CallersBackend(LlamaIndexBackend):
             response = await self.llm.achat(window_for(self.llm, request), **call.arguments)
             return self._whole(response, call)
 
-    def open_stream(self, request: Request) -> ChunkStream:
+    def _streamed(self, request: Request, usage: Mapping[str, Any]) -> ModelStream[ChatResponse]:
         call = _call(request)
         with self.translated():
-            source = self.llm.stream_chat(window_for(self.llm, request), **call.arguments)
-        return self.read_stream(source, _CallChunks(self.model, call)).begin()
+            source = self.llm.stream_chat(window_for(self.llm, request), **{**usage, **call.arguments})
+        return self.read_stream(source, _CallChunks(self.model, call))
 
-    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
+    async def _astreamed(self, request: Request, usage: Mapping[str, Any]) -> ModelStream[ChatResponse]:
         call = _call(request)
         with self.translated():
-            source = await self.llm.astream_chat(window_for(self.llm, request), **call.arguments)
-        return await self.read_stream(source, _CallChunks(self.model, call)).abegin()
+            source = await self.llm.astream_chat(window_for(self.llm, request), **{**usage, **call.arguments})
+        return self.read_stream(source, _CallChunks(self.model, call))
 
     def _whole(self, response: ChatResponse, call: LlmCall) -> Reply:
         if call.one_call:

@@ -272,7 +272,7 @@ def usage_of(response: ChatResponse) -> Usage | None:
     notes = {name: value for name, value in beside.items() if isinstance(value, int)}
     own = (field_of(raw, "usage"), field_of(field_of(raw, "response"), "usage"), beside.get("usage"))
     own = (*own, field_of(field_of(raw, "metadata"), "usage"), field_of(raw, "usage_metadata"))
-    told = (notes, response.message.additional_kwargs.get("usage"))
+    told = (notes, response.message.additional_kwargs.get("usage"), raw if isinstance(raw, Mapping) else None)
     # ours are complete, and so is what an integration tells of the cache
     sources = (*told, *own) if notes.keys() & _CACHE_NOTES else (*own, *told)
     for source in filter(None, sources):

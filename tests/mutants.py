@@ -4277,6 +4277,39 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "../../llamaindex_ctx/replies.py",
+        (
+            "cached_tokens_are_read_from_the_copied_counts",
+            "sources = (*told, *own) if notes.keys() & _CACHE_NOTES else (*own, *told)",
+            "sources = (*told, *own)",
+            "llamaindex/test_usage_reports.py",
+        ),
+    ),
+    *_of(
+        "../../llamaindex_ctx/backend.py",
+        (
+            "only_the_last_chunk_tells_the_usage",
+            "self._usage = _newer(usage_of(response), self._usage)",
+            "self._usage = usage_of(response)",
+            "llamaindex/test_usage_reports.py",
+        ),
+        (
+            "a_refused_option_is_sent_again",
+            "        self._usage_refused = True\n",
+            "",
+            "llamaindex/test_usage_reports.py",
+        ),
+    ),
+    *_of(
+        "../../llamaindex_ctx/messages.py",
+        (
+            "a_block_that_is_listed_twice_is_stored_twice",
+            "return [*{id(block): block for block in message.blocks}.values()]",
+            "return [*message.blocks]",
+            "llamaindex/test_usage_reports.py",
+        ),
+    ),
+    *_of(
         "../../llamaindex_ctx/chat_store.py",
         (
             "archived_messages_are_deleted",
