@@ -136,9 +136,20 @@ class RunSessions(SessionPool):
     def __init__(self, *, store: str | Store | None, settings: Mapping[str, Any]) -> None:
         super().__init__(store, settings, subscriber=tell)
         self._runs: list[tuple[str, AgentContext]] = []  # by what they were given and answered, in order of keeping
+        self._questions: LruCache[RunKey, str] = LruCache(MAX_RUNS)  # of workflows' runs, by id
         self._rounds: LruCache[tuple[RunKey, str], _Rounds] = LruCache(MAX_RUNS)  # by the words up to the question
         self._learnt: dict[str, Calibrated] = {}  # by model, in the newest run that has asked it
         self._runs_lock = threading.Lock()
+
+    def question_of(self, run_key: RunKey, messages: Sequence[Message]) -> tuple[str, ...]:
+        """Returns the id of the question of a workflow's run, () outside of one.
+
+        Agents that call in plain text answer it with user messages, so it is the newest one in the first list of the run only.
+        """
+        newest = next((m.id for m in reversed(messages) if m.role == "user"), None)
+        if not run_key.run or newest is None:
+            return ()
+        return (self._questions.get_or_make(run_key, lambda: newest),)
 
     def rounds_of(
         self, run_key: RunKey, messages: Sequence[Message]
@@ -500,7 +511,9 @@ class ContextLLM(FunctionCallingLLM, Closing):
     def _incoming(self, messages: Sequence[ChatMessage]) -> _IncomingMessages:
         messages = chat_messages(messages)
         session_id = None if _is_transcript(messages) else self.session_id
-        return _IncomingMessages.of(messages, RunKey.here(self.owner, session_id)).with_rounds(self._pool())
+        incoming = _IncomingMessages.of(messages, RunKey.here(self.owner, session_id))
+        asked_ids = self._pool().question_of(incoming.run_key, incoming.listed)
+        return replace(incoming, asked_ids=asked_ids).with_rounds(self._pool())
 
     def _response(self, call_in_session: _SessionCall, reply: Reply) -> ChatResponse:
         self._note_reply(call_in_session, reply)
@@ -629,6 +642,7 @@ class _IncomingMessages:
     injected: str
     caller_ids: frozenset[str]
     from_window: bool
+    asked_ids: tuple[str, ...] = ()  # of the question of the run
 
     @classmethod
     def of(cls, messages: Sequence[ChatMessage], run_key: RunKey) -> _IncomingMessages:
@@ -681,6 +695,7 @@ class _IncomingMessages:
             given_ids=self.caller_ids,
             reply_id=call.reply_id,
             from_window=self.from_window,
+            asked_ids=self.asked_ids,
             keeps_answers=bool(self.run_key.run) and (self.from_window or self.listed[-1].role == "tool"),
         )
         return _SessionCall(context, turn_input, call, self)
@@ -688,5 +703,6 @@ class _IncomingMessages:
     def in_run(self, run: Run, call: LlmCall) -> _SessionCall:
         key = SessionKey(run.context.owner, run.context.session)
         prompts = self.prompts or ()  # the list is all that there is: it has none, whatever an earlier one had
-        turn_input = TurnInput(key, run.fresh, call.options(self.injected), prompts, reply_id=call.reply_id)
+        options = call.options(self.injected)
+        turn_input = TurnInput(key, run.fresh, options, prompts, reply_id=call.reply_id, asked_ids=self.asked_ids)
         return _SessionCall(run.context, turn_input, call, self)

@@ -4259,8 +4259,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_reader_does_not_see_the_turns_of_others",
-            "        if not others:\n            return view\n        live = [*view.live]",
-            "        if True:\n            return view\n        live = [*view.live]",
+            "            if other != turn_id and turn.entries:\n",
+            "            if False:\n",
             "engine/test_acknowledged.py",
         ),
         (

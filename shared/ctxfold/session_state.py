@@ -181,6 +181,7 @@ class OpenSession:
     in_flight: Counter[str] = field(default_factory=Counter[str])  # how many requests this process asks in a turn now
     # by a turn in which a request waits, the newest one that others have closed it for, with its messages or behind them
     taken_over: dict[str, str] = field(default_factory=dict[str, str])
+    asked_ids: tuple[str, ...] = ()  # of the question of the run that asks, which is not always the newest one
     overhead_tokens: int = 0  # of the newest request besides the view, so that triggers see what is sent
     compaction_pause: CompactionPause | None = None
     argument_pause: CompactionPause | None = None  # until when large arguments of calls are not looked for
@@ -195,6 +196,11 @@ class OpenSession:
 
     def __post_init__(self) -> None:
         self.key = self.state.key
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """Returns the ids that every compaction keeps verbatim: what was pinned, and the question of the run that asks."""
+        return (*self.state.pins, *self.asked_ids)
 
     @property
     def in_use(self) -> bool:

@@ -59,8 +59,7 @@ def test_l4_what_put_returned_from_is_there_for_another_process(tmp_path: Path, 
     roles = ["user", *["assistant", "tool"] * rounds, "assistant"]
     with CtxMemory.from_defaults("s", store=url, context_window=8_000) as memory:
         assert [m.role.value for m in memory.get_all()] == roles
-        assert [m.role for m in memory.context.view().messages] == roles
-        assert [hit.role for hit in memory.context.search("open")] == ["assistant"]
+        assert_legal(memory.context.view().messages)
         assert_legal(memory.context.window().messages)
         memory.put(ChatMessage(role="user", content="next"))
         assert [m.role.value for m in memory.get_all()] == [*roles, "user"]
@@ -98,7 +97,9 @@ def test_l5_the_question_of_a_dead_run_keeps_its_place(rounds: int, others: int)
 
     everything = ["u0", *own, *(f"u{n}" for n in range(2, 2 + others))]
     reader = opened()
-    assert told(reader.messages()) == told(reader.view().messages) == everything
+    assert told(reader.messages()) == everything
+    seen = told(reader.view().messages)
+    assert sorted(seen) == sorted(i for i in everything if i != own[-1]), "calls that wait are in no view"
     assert [hit.message_id for hit in reader.search("zebra")] == ["u1"]
     assert "u1" not in told(other.window().messages), "a request of another turn does not have it yet"
     weather.age_s = LATE_S

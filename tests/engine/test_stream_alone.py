@@ -43,7 +43,8 @@ def test_the_context_that_asked_is_shown_the_open_turn(make: Make, way: str) -> 
     assert [m.text for m in ctx.messages()] == shown
     assert [m.text for m in ctx.window().messages] == shown
     other = Driven(ctx.ctx.at(ctx.session), None)
-    assert [m.text for m in other.view().messages] == [m.text for m in other.messages()] == shown
+    assert [m.text for m in other.messages()] == shown
+    assert [m.text for m in other.view().messages] == shown[:1], "a call that waits is in no view"
     assert other.window().messages == (), "no request of another turn has it"
     getattr(ctx, way)([ctx.tool_message("c1", "red umbrella")])
     assert len(ctx.view().messages) == len(other.view().messages) == 4

@@ -70,7 +70,7 @@ def commit(
     message = as_message(summary, message_id=ports.ids.new()) if summary is not None and summary.text else None
     calls, usage = open_session.unbooked_calls, open_session.unbooked_usage
     body = Compacted(
-        covered=_covered_ids(plan, before, open_session.state.pins),
+        covered=_covered_ids(plan, before, open_session.pins),
         summary=message,
         shown=plan.shown,
         strategy=plan.strategy,

@@ -132,7 +132,7 @@ def session_facts(
         deferred = dict(state.deferred)
     goal = state.goal
     return SessionFacts(
-        pins=tuple(state.pins),
+        pins=open_session.pins,
         turns_since_summary=turns,
         turn_id=turn_id,
         overhead_tokens=overhead_tokens,

@@ -177,7 +177,7 @@ def _waiting(open_session: OpenSession, view: View) -> list[_Pair]:
         *(m.id for m in open_session.tool_summaries.unwritten),
     }
     entries: Sequence[Entry] = (*view.live, *view.turn)
-    known |= kept(entries, pins=tuple(open_session.state.pins))
+    known |= kept(entries, pins=open_session.pins)
     known |= outputs_of(open_session.rules().exclude_tools, entries)
     pairs = [p for p in _pairs(entries) if not p.result.shown_seq and p.result.id not in known]
     return [p for p in pairs if p.result.tokens >= OUTPUT_TOKENS][:-SPARED_PAIRS]

@@ -97,7 +97,8 @@ def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[H
 
 def live_documents(view: View) -> Flow[tuple[Document, ...]]:
     """Returns the live messages as documents: the index gets them when they leave; excerpts it has already, by their originals."""
-    shown = [(e.seq, e.message) for e in view.live if not e.shown_seq and e.message.kind == "message"]
+    entries = (*view.live, *view.turn)
+    shown = [(e.seq, e.message) for e in entries if not e.shown_seq and e.message.kind == "message"]
     return (yield from index_entries(shown))
 
 

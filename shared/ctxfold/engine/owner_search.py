@@ -113,7 +113,7 @@ def _live(key: SessionKey, ports: Ports) -> Flow[tuple[Document, ...]]:
         state = yield from load(key, ports, counter=Uncounted())
     except SessionNotFoundError:
         return ()
-    return (yield from live_documents(state.view()))
+    return (yield from live_documents(state.view_of_all()))
 
 
 def _joined(

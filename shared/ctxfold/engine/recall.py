@@ -63,7 +63,7 @@ class PassageFitter:
             missing = [e for e in view.live if e.seq in known.hidden]
             fits = count(known.text) <= min(rules.recall_share_tokens, room_tokens + sum(e.tokens for e in missing))
             # a message may have been pinned within the turn
-            if fits and not any(e.id in open_session.state.pins for e in missing):
+            if fits and not any(e.id in open_session.pins for e in missing):
                 return view.with_live(e for e in view.live if e.seq not in known.hidden), known.text
         turns = _older_tail(open_session, stage, room_tokens) if known is None or known.hidden else []
         if older := [e for turn in turns for e in turn]:
@@ -177,7 +177,7 @@ def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> li
     end = next((at for at in starts if tokens[at] <= _kept_tokens(rules)), len(entries))
     if starts and tokens[starts[-1]] <= rules.budget_tokens // 2:
         end = min(end, starts[-1])
-    stay = kept(entries, pins=tuple(open_session.state.pins), question=False)
+    stay = kept(entries, pins=open_session.pins, question=False)
     turns = [entries[a:b] for a, b in pairwise([0, *(at for at in starts if 0 < at < end), end])]
     return [turn for turn in turns if turn and not any(e.id in stay for e in turn)]
 

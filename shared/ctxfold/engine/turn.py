@@ -74,6 +74,7 @@ class TurnInput:
         attached: the same call has just opened the session, to attach the list to it.
         from_window: the list was read from this session and ended with its newest message then. Questions that follow it came
             since and stay; another text of a known question is for this request alone.
+        asked_ids: the question of an agent's run, which no compaction hides while the run goes on.
         keeps_answers: hides replies that others have got for the same messages since, from this request alone.
     """
 
@@ -88,6 +89,7 @@ class TurnInput:
     attached: bool = False
     from_window: bool = False
     keeps_answers: bool = False
+    asked_ids: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -198,6 +200,7 @@ def _open(engine: Engine, turn_input: TurnInput) -> Flow[TurnAttempt]:
     if options.context_window is not None:
         check_least(resized(open_session.own_rules(), options.context_window))
     new_turn = engine.ports.ids.new()
+    open_session.asked_ids = turn_input.asked_ids
     open_session.model = options.model or open_session.model  # without one, the backend's
     by_request = bool(options.extra.get("context_management"))
     open_session.provider_compacts = by_request or capabilities_of(backend, open_session.model).compacts_itself

@@ -141,16 +141,24 @@ class SessionState:
         )
 
     def view_of_all(self, turn_id: str | None = None) -> View:
-        """Returns the zones as a reader sees them: with the messages of every open turn, those of others at their places."""
+        """Returns the zones as a reader sees them: `turn` begins with what other open turns have, calls that wait aside."""
+        others = [
+            entry
+            for other, turn in self.open.items()
+            if other != turn_id
+            for entry in turn.entries[: complete_prefix(turn.entries)]
+        ]
         view = self.view(turn_id)
-        others = [turn.entries for other, turn in self.open.items() if other != turn_id and turn.entries]
-        if not others:
-            return view
-        live = [*view.live]
-        for entries in others:
-            at = _place(live, entries)
-            live[at:at] = entries
-        return view.with_live(live)
+        return replace(view, turn=(*others, *view.turn), tokens=view.tokens + sum(e.tokens for e in others))
+
+    def conversation(self, turn_id: str | None = None) -> list[Entry]:
+        """Returns the entries of all zones, with those of other open turns at the places of their questions."""
+        live = [*self.live]
+        for other, turn in self.open.items():
+            if other != turn_id and turn.entries:
+                at = _place(live, turn.entries)
+                live[at:at] = turn.entries
+        return [*self.system, *self.compressed, *live, *self.view(turn_id).turn]
 
     def copy(self) -> SessionState:
         """Returns an independent fold at the same place."""

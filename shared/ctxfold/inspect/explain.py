@@ -250,8 +250,8 @@ def conversation(
     state.undone = {*open_session.state.undone, *(r.id for r in records if isinstance(r.body, Compacted))}
     state.apply(records)
     stored = {r.seq: r for r in records}
-    view = state.view_of_all(turn_id) if whole else state.view(turn_id)
-    messages = [message_in(stored[e.seq], e.id) or e.message for e in view]
+    entries = state.conversation(turn_id) if whole else state.view(turn_id)
+    messages = [message_in(stored[e.seq], e.id) or e.message for e in entries]
     return seen_by_user(messages) if audience == "user" else tuple(messages)
 
 
