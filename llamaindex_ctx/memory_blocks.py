@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,11 +22,10 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 from ctxfold import Item, Query, Section
 from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.events import Event, HistoryCompacted
+from ctxfold.inspect.explain import readable_text
 from ctxfold.messages import Message
 from ctxfold.session.context import AgentContext
 from ctxfold.validation import all_of, as_list, name_path
-from llamaindex_ctx.messages import to_chat_messages
-from llamaindex_ctx.metadata import without_marks
 
 _log = logging.getLogger("ctxfold")
 T = TypeVar("T")
@@ -44,6 +44,7 @@ class _Asking:
     on_loop: bool
 
 
+_served: dict[int, tuple[str, str]] = {}  # by the object of a block, the owner and the session that it serves
 _asking: ContextVar[_Asking | None] = ContextVar("ctxfold_asking", default=None)
 
 
@@ -162,8 +163,17 @@ class Blocks:
         )
 
     def bind(self, context: AgentContext) -> None:
-        """Makes them the blocks of that session from now on."""
+        """Makes them the blocks of that session from now on. ConfigError for one that keeps what another session has said."""
         self._session = (context.owner, context.session)
+        for block in self.blocks:
+            if isinstance(block, StaticMemoryBlock):
+                continue
+            if _served.setdefault(id(block), self._session) != self._session:
+                raise ConfigError(
+                    f"the memory block {block.name!r} belongs to another session, whose messages it may keep: give each memory "
+                    "blocks of its own"
+                )
+            weakref.finalize(block, _served.pop, id(block), None)
         context.subscribe(self._on_event)
 
     def belong_to(self, query: Query) -> bool:
@@ -192,7 +202,7 @@ class Blocks:
         except BaseException:
             self._covered.extendleft(reversed(ids))
             raise
-        messages = [without_marks(m) for m in to_chat_messages(m for m in stored if m is not None)]
+        messages = [_flat(m) for m in stored if m is not None]
         for block in self.blocks:  # before anything is awaited: whoever is cancelled then owes them still
             self._owe(block, [(number, m.model_copy(deep=True)) for m in messages])
         name = _name(context.owner, context.session)
@@ -221,12 +231,8 @@ class Blocks:
         try:
             await block.aput([message for _, message in owed], from_short_term_memory=True, session_id=session)
         except Exception as error:  # noqa: BLE001 - logged; the messages themselves are stored
-            # what it says may quote a message: that is for those who have asked for it
-            template = "memory block %r did not take %d compacted messages: %s (why: at level DEBUG)"
-            _log.error(
-                template, block.name, len(owed), error if isinstance(error, ConfigError) else type(error).__name__
-            )
-            _log.debug("memory block %r", block.name, exc_info=True)
+            template = "memory block %r did not take %d compacted messages, which it is offered again: %s: %s"
+            _log.error(template, block.name, len(owed), type(error).__name__, error)
             self._owe(block, owed)
         except BaseException:
             self._owe(block, owed)
@@ -287,6 +293,13 @@ def _text(part: object) -> str:
         return part.text
     where = getattr(part, "url", None) or getattr(part, "path", None) or "not shown"
     return f"[{getattr(part, 'block_type', type(part).__name__)}: {where}]"
+
+
+def _flat(message: Message) -> ChatMessage:
+    """Returns a message as text: a block hands it to models without the tools, whose services refuse calls and results then."""
+    as_user = message.role == "tool"
+    text = f"Result of a tool call:\n{message.text}" if as_user else readable_text(message)
+    return ChatMessage(role="user" if as_user else message.role, content=text)
 
 
 def _kind(name: str) -> str:

@@ -159,6 +159,8 @@ def open_live(  # noqa: PLR0913 - one keyword per independent setting
             embedder=as_embedder(embedder),
             **rules,
         )
+        if block_section is not None:
+            block_section.bind(context)
     except BaseException:
         if ours:
             opened.close()
@@ -170,7 +172,6 @@ def open_live(  # noqa: PLR0913 - one keyword per independent setting
         uuid.uuid4().hex, context, source, opened if ours else None, tokenize, block_section, bool(all_sections)
     )
     if block_section is not None:
-        block_section.bind(context)
         weakref.finalize(live, block_section.side.close).atexit = False
     keep_live(live)
     return live

@@ -99,9 +99,10 @@ class Run:
     fresh: tuple[Message, ...]
     learnt: tuple[Calibrated, ...] = ()
 
-    def tell_learnt(self, engine: Engine) -> Flow[None]:
-        """Stores in the session what earlier runs have learnt."""
+    def prepare(self, asked_ids: tuple[str, ...], engine: Engine) -> Flow[None]:
+        """Tells the session what earlier runs have learnt, and the question that it keeps while it stores the history."""
         open_session = yield from engine.open(SessionKey(self.context.owner, self.context.session))
+        open_session.asked_ids = asked_ids
         yield from append(open_session, [draft(engine.ports, body) for body in self.learnt], engine.ports)
 
 
@@ -136,20 +137,22 @@ class RunSessions(SessionPool):
     def __init__(self, *, store: str | Store | None, settings: Mapping[str, Any]) -> None:
         super().__init__(store, settings, subscriber=tell)
         self._runs: list[tuple[str, AgentContext]] = []  # by what they were given and answered, in order of keeping
-        self._questions: LruCache[RunKey, str] = LruCache(MAX_RUNS)  # of workflows' runs, by id
+        self._questions: LruCache[RunKey, Message] = LruCache(MAX_RUNS)  # of workflows' runs
         self._rounds: LruCache[tuple[RunKey, str], _Rounds] = LruCache(MAX_RUNS)  # by the words up to the question
         self._learnt: dict[str, Calibrated] = {}  # by model, in the newest run that has asked it
         self._runs_lock = threading.Lock()
 
     def question_of(self, run_key: RunKey, messages: Sequence[Message]) -> tuple[str, ...]:
-        """Returns the id of the question of a workflow's run, () outside of one.
+        """Returns the ids under which the question of a workflow's run may be stored, () outside of one.
 
-        Agents that call in plain text answer it with user messages, so it is the newest one in the first list of the run only.
+        Agents that call in plain text answer it with user messages, so it is the newest one in the first list of the run only. They
+        write their rounds anew each time, so that each list may make a session with other ids.
         """
-        newest = next((m.id for m in reversed(messages) if m.role == "user"), None)
-        if not run_key.run or newest is None:
+        asked = [m for m in messages if m.role == "user"]
+        if not run_key.run or not asked:
             return ()
-        return (self._questions.get_or_make(run_key, lambda: newest),)
+        question = self._questions.get_or_make(run_key, lambda: asked[-1])
+        return (question.id, *(m.id for m in asked if m.text == question.text))
 
     def rounds_of(
         self, run_key: RunKey, messages: Sequence[Message]
@@ -491,8 +494,8 @@ class ContextLLM(FunctionCallingLLM, Closing):
         if (session_id := incoming.run_key.session) is not None:
             return incoming.in_session(self._pool().at(session_id, self.owner), call)
         run = self._pool().take_run(incoming.listed)
-        if run.learnt:
-            run.context.run_flow(run.tell_learnt)
+        if run.earlier or run.learnt:
+            run.context.run_flow(partial(run.prepare, incoming.asked_ids))
         if run.earlier:
             run.context.add(run.earlier)
         return incoming.in_run(run, call)
@@ -502,8 +505,8 @@ class ContextLLM(FunctionCallingLLM, Closing):
         if (session_id := incoming.run_key.session) is not None:
             return incoming.in_session(await self._pool().aat(session_id, self.owner), call)
         run = self._pool().take_run(incoming.listed)
-        if run.learnt:
-            await run.context.arun_flow(run.tell_learnt)
+        if run.earlier or run.learnt:
+            await run.context.arun_flow(partial(run.prepare, incoming.asked_ids))
         if run.earlier:
             await run.context.aadd(run.earlier)
         return incoming.in_run(run, call)

@@ -4277,6 +4277,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "session_state.py",
+        (
+            "the_question_of_a_run_gives_way_to_its_rounds",
+            "return (*self.state.pins, *self.asked_ids)",
+            "return (*self.state.pins,)",
+            "llamaindex/test_run_questions.py",
+        ),
+    ),
+    *_of(
         "../../llamaindex_ctx/replies.py",
         (
             "cached_tokens_are_read_from_the_copied_counts",
