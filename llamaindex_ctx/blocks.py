@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory.memory import BaseMemoryBlock
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
 from ctxfold import Window
 from ctxfold.errors import BudgetError, ConfigError
@@ -43,11 +43,21 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
     _sessions: LruCache[str, CtxMemory] = PrivateAttr()
 
     def __init__(self, memory: CtxMemory, **fields: Any) -> None:
+        if isinstance(memory, dict):
+            memory = CtxMemory.from_dict(memory)
         if not is_a(memory, CtxMemory):
             raise ConfigError(f"the memory of a CtxMemoryBlock is {kind_of(memory)}: give CtxMemory.from_defaults(...)")
         super().__init__(**fields)
         self._memory = memory
         self._sessions = LruCache(max(HANDLES, memory.context.max_sessions))
+
+    @model_serializer(mode="wrap")
+    def custom_model_dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Returns a dict that names the memory as its own dict does; `model_validate` restores the block from it."""
+        return {**handler(self), "memory": self._memory.to_dict()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self).model_validate, (self.model_dump(),))
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         # the memory and its sessions are shared: they cannot be copied

@@ -262,16 +262,19 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
     chat_store=CtxAsyncChatStore("sqlite:///chat.db"))`.
 
     The active messages of a session are the history under its key, as in `CtxChatStore`. Archived messages are the history
-    under "<key>/archived", so a key must not end with "/archived". The parameters are those of `CtxChatStore`.
+    under "<key>/archived", so a key must not end with "/archived". The parameters are those of `CtxChatStore`, and those of
+    LlamaIndex's `SQLAlchemyChatStore`: `async_database_uri` or `async_engine` in place of `store`.
     """
 
     _histories: CtxChatStore = PrivateAttr()
 
     def __init__(
-        self, store: str | Store | None = None, *, owner: str = "default", max_sessions: int | None = None
+        self, store: str | Store | None = None, *, owner: str = "default", max_sessions: int | None = None, **stock: Any
     ) -> None:
+        from llamaindex_ctx.memory_settings import chat_store_source
+
         super().__init__()
-        self._histories = CtxChatStore(store, owner=owner, max_sessions=max_sessions)
+        self._histories = CtxChatStore(chat_store_source(store, stock), owner=owner, max_sessions=max_sessions)
 
     @classmethod
     def class_name(cls) -> str:

@@ -80,6 +80,23 @@ DOCUMENTS_SHARE, ENOUGH_DOCUMENTS_TOKENS, MOST_DOCUMENTS_TOKENS = 0.3, 900, 4_09
 LEAST_DOCUMENTS_TOKENS = 500  # of padding alone: with less, the engines raise in any case
 
 
+class MemorySettings(StockSettings, total=False):
+    """The keyword arguments of `CtxMemory`: those of `CtxMemory.from_defaults`."""
+
+    session_id: str | None
+    store: str | Store | None
+    context_window: int | None
+    llm: LLM | None
+    owner: str
+    chat_history: Sequence[ChatMessage | str] | None
+    token_limit: int | None
+    tokenizer_fn: Tokenizer | None
+    counter: TokenCounter | TextCounter | None
+    memory_blocks: Sequence[Block] | None
+    sections: Sequence[Section]
+    embedder: BaseEmbedding | Embedder | None
+
+
 class CtxMemory(BaseMemory, Closing):
     """A session as LlamaIndex memory: `put` stores, `get` returns a window that fits, `get_all` returns every message.
 
@@ -95,11 +112,11 @@ class CtxMemory(BaseMemory, Closing):
 
     _live: Live = PrivateAttr()
 
-    def __init__(self, live: Live | None = None, *, recall: bool = True, **settings: Any) -> None:
+    def __init__(self, live: Live | None = None, *, recall: bool = True, **settings: Unpack[MemorySettings]) -> None:
         history: Sequence[ChatMessage | str] | None = None
         fresh = live is None
         if live is None:
-            live, history = _opened(settings, recall=recall)
+            live, history = _opened(dict(settings), recall=recall)
         elif not is_a(live, Live) or settings:
             raise ConfigError(
                 "a memory takes keyword arguments: CtxMemory(session_id=..., token_limit=...), or "
@@ -441,8 +458,10 @@ class CtxMemory(BaseMemory, Closing):
 
     @model_serializer(mode="wrap")
     def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        copied = {} if self._live.copy is None else {"copied_from": type(self._live.copy.store).__name__}
         return {
             **handler(self),
+            **copied,
             "store": name_of(self._live.source),
             "engine": self._live.key,
             "class_name": self.class_name(),
@@ -471,7 +490,13 @@ class CtxMemory(BaseMemory, Closing):
         live = find_live(str(data.get("engine", "")))
         if live is not None and not kwargs:
             return cls(live, recall=bool(data.get("recall", True)))
-        store = kwargs.pop("store", None) or stored_name(data.get("store"))
+        elsewhere = kwargs.keys() & {"chat_store", "sql_store", "async_engine", "async_database_uri"}
+        if (kept_in := data.get("copied_from")) and not elsewhere and "store" not in kwargs:
+            raise ConfigError(
+                f"the messages of this memory are in a {kept_in}, which its dict does not hold: give that again, "
+                "CtxMemory.from_dict(data, chat_store=...)"
+            )
+        store = kwargs.pop("store", None) or (None if elsewhere else stored_name(data.get("store")))
         settings: dict[str, Any] = {"store": store, "owner": data["owner"], "recall": data.get("recall", True)}
         return cls.from_defaults(data["session_id"], **{**settings, **data["rules"], **kwargs})
 

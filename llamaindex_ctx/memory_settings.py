@@ -153,6 +153,18 @@ def place_of(session_id: str | None, owner: str, store: str | Store | None, sett
     return Place(session_id, owner, store if store is not None else uri)
 
 
+def chat_store_source(store: str | Store | None, stock: dict[str, Any]) -> str | Store | None:
+    """Returns the store of a chat store, given the keywords of LlamaIndex's own; warns of those without a counterpart."""
+    known = ("async_database_uri", "async_engine", "db_schema", "table_name")
+    if unknown := next((name for name in stock if name not in known), None):
+        raise ConfigError(
+            f"a chat store has no setting {unknown!r}: use store, owner, max_sessions, {', '.join(known)}"
+        )
+    place = place_of("chat", "default", store, stock)
+    warn_unused(stock)
+    return place.store
+
+
 def _chat_store(settings: dict[str, Any]) -> Any:
     """Takes the chat store out of the settings, under either of its names."""
     first, second = settings.pop("chat_store", None), settings.pop("sql_store", None)

@@ -63,6 +63,7 @@ from llamaindex_ctx.llm_calls import (
     LlmCall,
     is_output_class,
 )
+from llamaindex_ctx.memory_factory import source_of
 from llamaindex_ctx.messages import chat_messages, from_chat_messages
 from llamaindex_ctx.metadata import ID_KEY, NEWEST_KEY, mark
 from llamaindex_ctx.reasoning import check_reasoning, returning
@@ -135,7 +136,7 @@ class RunSessions(SessionPool):
     """
 
     def __init__(self, *, store: str | Store | None, settings: Mapping[str, Any]) -> None:
-        super().__init__(store, settings, subscriber=tell)
+        super().__init__(source_of(store, None).store if isinstance(store, str) else store, settings, subscriber=tell)
         self._runs: list[tuple[str, AgentContext]] = []  # by what they were given and answered, in order of keeping
         self._questions: LruCache[RunKey, Message] = LruCache(MAX_RUNS)  # of workflows' runs
         self._rounds: LruCache[tuple[RunKey, str], _Rounds] = LruCache(MAX_RUNS)  # by the words up to the question
@@ -304,7 +305,7 @@ def with_context(
     Args:
         llm: the LLM that answers. Raises ConfigError for a thinking LLM whose reasoning cannot be sent back.
         session_id: the name of the session; None leaves the conversation to the memory.
-        store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
+        store: `sqlite:///file.db`, `postgresql+psycopg://...`, a registered name, a Store, or None for memory.
         context_window: in tokens, for input and output together; None takes that of `policy`, or the LLM's.
         owner: the user or tenant to whom the sessions belong.
         summarizer: the LLM that writes summaries; None takes `llm`.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import uuid
 from typing import cast
 
 from llama_agents.server import SqliteWorkflowStore, WorkflowServer
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent, ToolCallResult
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.workflow import Context, StartEvent, StopEvent, Workflow, step  # pyright: ignore[reportUnknownVariableType]
+from pydantic import Field
 
 from llamaindex_ctx import CtxLLM, CtxMemory, with_context
 
@@ -19,6 +22,7 @@ class Asked(StartEvent):
 
     session_id: str
     question: str
+    request_id: str = Field(default_factory=lambda: uuid.uuid4().hex, description="the same when the run is resumed")
 
 
 class Answered(StopEvent):
@@ -43,7 +47,9 @@ class Pumps(Workflow):
         """Runs the agent on the session's memory."""
         memory = memories.at(asked.session_id)
         agent = FunctionAgent(llm=fitting, tools=[read_log], system_prompt="You look after the pumps.")
-        run = agent.run(user_msg=asked.question, memory=memory)  # pyright: ignore[reportDeprecated]
+        # a step that the server runs again, after it was killed, puts the same message: the memory keeps it once
+        question = ChatMessage(role="user", content=asked.question, additional_kwargs={"ctxfold_id": asked.request_id})
+        run = agent.run(user_msg=question, memory=memory)  # pyright: ignore[reportDeprecated]
         async for event in run.stream_events():
             if isinstance(event, AgentStream | ToolCallResult):
                 ctx.write_event_to_stream(event)

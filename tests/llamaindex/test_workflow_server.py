@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from llama_agents.client import WorkflowClient
+from llama_index.core.base.llms.types import ChatMessage
+from workflows.context.serializers import JsonSerializer
 
+from ctxfold import MemoryStore
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from llamaindex_ctx import CtxMemory, register_store
 
 SERVER = Path(__file__).parents[2] / "examples" / "workflow_server" / "server.py"
 
@@ -41,7 +48,9 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def running(folder: Path, model: ModelServer) -> AsyncIterator[WorkflowClient]:
+async def running(
+    folder: Path, model: ModelServer, stop: signal.Signals = signal.SIGTERM
+) -> AsyncIterator[WorkflowClient]:
     port = free_port()
     environment = {
         **os.environ,
@@ -67,7 +76,7 @@ async def running(folder: Path, model: ModelServer) -> AsyncIterator[WorkflowCli
                     await asyncio.sleep(0.1)
             yield client
         finally:
-            process.terminate()
+            process.send_signal(stop)
             process.communicate(timeout=60)
 
 
@@ -97,3 +106,36 @@ async def test_sessions_of_a_workflow_server_stay_in_their_window_and_outlive_it
     assert "ToolCallResult" in streamed
     assert "AgentStream" in streamed
     assert streamed[-1] == "Answered"
+
+
+async def test_h7_a_run_that_is_resumed_has_its_question_once(tmp_path: Path) -> None:
+    """The server resumes what began more than 30 seconds before it starts."""
+    held = threading.Event()
+    script = [Scripted("Late.", held=held), Scripted("The pumps run.")]
+    with ModelServer(model="m", script=script, context_window=6_000) as model:
+        async with running(tmp_path, model, signal.SIGKILL) as client:
+            event = {"session_id": "ann", "question": "Do they run?"}
+            begun = await client.run_workflow_nowait("pumps", start_event=event)
+            while not model.requests:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(33)
+        held.set()
+        async with running(tmp_path, model) as client:
+            while (handler := await client.get_handler(begun.handler_id)).status == "running":
+                await asyncio.sleep(0.2)
+    assert handler.status == "completed"
+    with CtxMemory.from_defaults("ann", store=f"sqlite:///{tmp_path / 'sessions.db'}", context_window=6_000) as memory:
+        told = [m.content for m in memory.get_all()]
+    assert told == ["Do they run?", "The pumps run."]
+
+
+def test_h8_a_memory_in_a_context_of_the_server_is_read_back() -> None:
+    """The server's default serialiser reads no class that it was not given."""
+    register_store("h8", MemoryStore())
+    memory = CtxMemory.from_defaults("ann", store="h8", context_window=6_000)
+    memory.put(ChatMessage(role="user", content="hi"))
+    text = JsonSerializer().serialize(memory)
+    again = JsonSerializer(allowed_types=[CtxMemory]).deserialize(text)
+    assert [m.content for m in again.get_all()] == ["hi"]
+    with pytest.raises(ValueError, match="allowed"):
+        JsonSerializer(allowed_types=[]).deserialize(text)
