@@ -42,7 +42,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
     _memory: CtxMemory = PrivateAttr()
     _sessions: LruCache[str, CtxMemory] = PrivateAttr()
 
-    def __init__(self, memory: CtxMemory, **fields: Any) -> None:
+    def __init__(self, memory: CtxMemory | dict[str, Any], **fields: Any) -> None:
         if isinstance(memory, dict):
             memory = CtxMemory.from_dict(memory)
         if not is_a(memory, CtxMemory):

@@ -270,8 +270,11 @@ def usage_of(response: ChatResponse) -> Usage | None:
     """
     raw, beside = response.raw, noted(response)
     notes = {name: value for name, value in beside.items() if isinstance(value, int)}
-    own = (field_of(raw, "usage"), field_of(field_of(raw, "response"), "usage"), beside.get("usage"))
-    own = (*own, field_of(field_of(raw, "metadata"), "usage"), field_of(raw, "usage_metadata"))
+    inner = (
+        field_of(raw, name) for name in ("response", "metadata")
+    )  # of an event of OpenAI's Responses, and of Bedrock
+    own = [field_of(raw, "usage"), *(field_of(each, "usage") for each in inner), beside.get("usage")]
+    own.append(field_of(raw, "usage_metadata"))
     told = (notes, response.message.additional_kwargs.get("usage"), raw if isinstance(raw, Mapping) else None)
     # ours are complete, and so is what an integration tells of the cache
     sources = (*told, *own) if notes.keys() & _CACHE_NOTES else (*own, *told)
