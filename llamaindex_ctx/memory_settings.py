@@ -23,7 +23,7 @@ from ctxfold.adapters.sessions import EngineSettings, warn_caller
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Store
 from ctxfold.validation import kind_of, whole_number
-from llamaindex_ctx.chat_store import CtxAsyncChatStore, CtxChatStore
+from llamaindex_ctx.store_registry import SessionHistories
 
 # the positional parameters of `Memory.from_defaults`
 MEMORY = (
@@ -174,8 +174,8 @@ def _chat_store(settings: dict[str, Any]) -> Any:
 
 
 def _place_of_chat_store(session_id: str, owner: str, chat_store: object) -> Place:
-    histories = chat_store.histories if isinstance(chat_store, CtxAsyncChatStore) else chat_store
-    if isinstance(histories, CtxChatStore):
+    histories = getattr(chat_store, "histories", chat_store)
+    if isinstance(histories, SessionHistories):
         if owner not in ("default", histories.owner):
             raise ConfigError(f"owner is {owner!r} and the chat store's {histories.owner!r}: give one")
         return Place(session_id, histories.owner, histories.store)

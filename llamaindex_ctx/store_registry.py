@@ -7,7 +7,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from llama_index.core.llms.llm import LLM
 
@@ -18,6 +18,18 @@ from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
 from llamaindex_ctx.chat_store_copy import ChatStoreCopy
 from llamaindex_ctx.memory_blocks import Block, Blocks
+
+
+@runtime_checkable
+class SessionHistories(Protocol):
+    """A chat store whose histories are sessions of ctxfold, as those of `CtxChatStore` are."""
+
+    owner: str
+
+    @property
+    def store(self) -> str: ...
+
+    def context(self, key: str) -> AgentContext: ...
 
 
 @dataclass(frozen=True, slots=True)
