@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, takewhile
+from itertools import takewhile
 from math import inf
 from typing import Any, cast
 
@@ -379,6 +379,17 @@ class _Arrivals:
         self._excerpts: int | None = None  # since the newest question, counted when that is needed first
         self._most = {r.tool: r.excerpt_tokens for r in rules.tool_rules if r.excerpt_tokens is not None}
         self._reference = OWN_REFERENCE if rules.references else ""
+        # of the newest question, and the calls by id that were made for it
+        self._question, self._calls = "", dict[str, ToolCallPart]()
+        since = [*takewhile(lambda m: not is_question(m), (e.message for e in self._stored()))]
+        question = next((e.message for e in self._stored() if is_question(e.message)), None)
+        for message in ([] if question is None else [question]) + since[::-1]:
+            self._note(message)
+
+    def _note(self, message: Message) -> None:
+        if is_question(message):
+            self._question, self._calls = message.text, {}
+        self._calls |= {call.id: call for call in reversed(message.tool_calls)}
 
     def pairs(self, messages: Sequence[Message]) -> list[tuple[Message, Message | None]]:
         pairs: list[tuple[Message, Message | None]] = []
@@ -388,9 +399,10 @@ class _Arrivals:
                 self._round = 0
             elif is_question(message):
                 self._excerpts = 0
+            self._note(message)
             tokens = self._count(message)
             if message.role == "tool":
-                shown = self._shown(message, tokens, messages[:position])
+                shown = self._shown(message, tokens)
                 if shown is not None:
                     tokens = self._count(with_own_reference(shown, self._next_number + position))
                 self._round += tokens
@@ -398,9 +410,9 @@ class _Arrivals:
             pairs.append((message, shown))
         return pairs
 
-    def _shown(self, message: Message, tokens: int, before: Sequence[Message]) -> Message | None:
+    def _shown(self, message: Message, tokens: int) -> Message | None:
         rules = self._rules
-        tools = self._tools(message, before) if rules.exclude_tools or self._most else frozenset[str]()
+        tools = self._tools(message) if rules.exclude_tools or self._most else frozenset[str]()
         if not tools.isdisjoint(rules.exclude_tools):
             return None
         most = min((float(self._most[t]) for t in tools if t in self._most), default=inf)
@@ -422,7 +434,7 @@ class _Arrivals:
         )
         least = max(EXCERPT_TOKENS, int(rules.excerpt_ratio * rules.budget_tokens))
         target = int(min(in_round, most, max(least, int(in_proportion))))
-        return self._fitting(message, tokens, target, self._focus(message, before), most=most)
+        return self._fitting(message, tokens, target, self._focus(message), most=most)
 
     def _fitting(self, message: Message, tokens: int, target: int, focus: Focus, *, most: float) -> Message:
         message = _with_texts(message)
@@ -453,26 +465,14 @@ class _Arrivals:
     def _stored(self) -> Iterator[Entry]:
         return iter(()) if self._view is None else self._view.newest_first()
 
-    def _tools(self, message: Message, before: Sequence[Message]) -> frozenset[str]:
+    def _tools(self, message: Message) -> frozenset[str]:
         """Returns the names of the tools whose outputs a message holds; where a call is not at hand, as the output names it."""
-        waiting = {r.call_id: r.name or "" for r in message.tool_results}
-        names: list[str] = []
-        for each in chain(reversed(before), (e.message for e in self._stored())):
-            names += [c.name for c in each.tool_calls if waiting.pop(c.id, None) is not None]
-            if not waiting or is_question(each):
-                break
-        return frozenset((*names, *waiting.values()))
+        made = ((self._calls.get(r.call_id), r.name or "") for r in message.tool_results)
+        return frozenset(name if call is None else call.name for call, name in made)
 
-    def _focus(self, message: Message, before: Sequence[Message]) -> Focus:
-        waiting = {r.call_id for r in message.tool_results}
-        question, calls = "", list[ToolCallPart]()
-        for each in chain(reversed(before), (e.message for e in self._stored())):
-            calls += [c for c in each.tool_calls if c.id in waiting]
-            waiting -= {c.id for c in each.tool_calls}
-            if is_question(each):
-                question = each.text
-                break
-        return Focus(question, "\n".join(map(_values, calls)))
+    def _focus(self, message: Message) -> Focus:
+        calls = (self._calls.get(r.call_id) for r in message.tool_results)
+        return Focus(self._question, "\n".join(_values(call) for call in calls if call is not None))
 
 
 def _chars(message: Message, tokens: int, target_tokens: int) -> int:

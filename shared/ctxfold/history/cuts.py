@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise, takewhile
 
 from ctxfold.errors import OrphanToolResultError
@@ -121,6 +121,43 @@ def waiting_calls(newest_first: Iterable[Message]) -> tuple[ToolCallPart, ...]:
     return ()
 
 
+@dataclass(slots=True)
+class Followed:
+    """Knows the ids of a list that is only appended to, and which calls at its end wait for results.
+
+    Each look reads only what is new since the last one.
+    """
+
+    ids: set[str] = field(default_factory=set[str])
+    waiting: Counter[str] = field(default_factory=Counter[str])
+    _entries: Sequence[Entry] = ()
+    _length: int = 0
+
+    def copy(self) -> Followed:
+        return replace(self, ids=self.ids.copy(), waiting=self.waiting.copy())
+
+    def read(self, entries: Sequence[Entry]) -> Followed:
+        if entries is not self._entries:
+            self._entries, self._length, self.ids, self.waiting = entries, 0, set(), Counter()
+        for index in range(self._length, len(entries)):
+            message = entries[index].message
+            self.ids.add(message.id)
+            if message.role == "tool":
+                for result in message.tool_results:
+                    take_one(self.waiting, result.call_id)
+            elif message.visibility != "user":
+                self.waiting = Counter(call.id for call in message.tool_calls)
+        self._length = len(entries)
+        return self
+
+
+def take_one(waiting: Counter[str], call_id: str) -> None:
+    """Takes one call of this id from those that wait, in time that does not depend on their number."""
+    waiting[call_id] -= 1
+    if waiting[call_id] < 1:
+        del waiting[call_id]
+
+
 def waiting_turn(turns: Mapping[str, Sequence[Entry]], messages: Iterable[Message]) -> str | None:
     """Returns the newest open turn whose call the first of the messages answers."""
     answered = next(({r.call_id for r in m.tool_results} for m in messages if m.visibility != "user"), None)
@@ -153,7 +190,7 @@ def check_sequence(messages: Sequence[Message], *, waiting: Collection[str] = ()
                         f"tool message {message.id!r} answers call {result.call_id!r}, which is not open "
                         f"(open: {', '.join(sorted(pending)) or 'none'}): add the assistant message that makes the call first"
                     )
-                pending -= Counter((result.call_id,))
+                take_one(pending, result.call_id)
         elif pending:
             raise OrphanToolResultError(
                 f"{pending.total()} tool call(s) still wait for a result ({', '.join(sorted(pending))}): "
@@ -207,9 +244,10 @@ def _with_results_together(messages: Sequence[Message], waiting: Collection[str]
             ordered += [*between, message]
             between.clear()
             unanswered = Counter(c.id for c in message.tool_calls)
-        elif results & unanswered:
+        elif any(call_id in unanswered for call_id in results):
             ordered.append(message)
-            unanswered -= results
+            for call_id in results.elements():
+                take_one(unanswered, call_id)
         elif between or (unanswered and message.visibility != "user"):
             between.append(message)
         else:
@@ -226,42 +264,61 @@ def with_known_calls(messages: Sequence[Message], waiting: Sequence[ToolCallPart
     the id of a call that is answered already stays as it is.
     """
     known = {c.id for m in messages for c in m.tool_calls} | {c.id for c in waiting}
-    matched, unmatched, unanswered, called = [*messages], list[int](), [*waiting], False
+    matched, unmatched, unanswered, called = [*messages], list[int](), _Unanswered(waiting), False
     for index, message in enumerate(messages):
         if message.tool_results:
             result = message.tool_results[0]
-            ids = (result.call_id,) if result.call_id else ()
-            call = next((c for c in unanswered if c.id in ids or c.id.rpartition("#")[0] in ids), None)
+            call = unanswered.take("id", result.call_id) if result.call_id else None
             if call is not None:
                 matched[index] = _answering(message, call)
-                unanswered.remove(call)
-            elif result.call_id not in known and (called or _may_be_any(result, unanswered)):
+            elif result.call_id not in known and (called or unanswered.may_be_any(result)):
                 unmatched.append(index)
         elif message.role == "assistant" and message.visibility != "user":
             _match_by_tool(matched, unmatched, unanswered)
-            unmatched, unanswered, called = [], [*message.tool_calls], True
+            unmatched, unanswered, called = [], _Unanswered(message.tool_calls), True
     _match_by_tool(matched, unmatched, unanswered)
     return matched
 
 
-def _may_be_any(result: ToolResultPart, calls: Iterable[ToolCallPart]) -> bool:
-    """Returns True where the id of a result says nothing, or where one of the calls came without an id."""
-    return not result.call_id or any(c.name == result.call_id or _MADE.fullmatch(c.id) for c in calls)
+class _Unanswered:
+    """Holds the calls of a round that have no result yet, by id and by the tool's name, each in order."""
+
+    def __init__(self, calls: Sequence[ToolCallPart]) -> None:
+        self._free = dict(enumerate(calls))
+        self._places: dict[tuple[str, str], deque[int]] = {}
+        self._made_ids = any(_MADE.fullmatch(call.id) for call in calls)
+        for place, call in self._free.items():
+            for key in {("id", call.id), ("id", call.id.rpartition("#")[0]), ("name", call.name)}:
+                self._places.setdefault(key, deque()).append(place)
+
+    def take(self, kind: str, name: str) -> ToolCallPart | None:
+        places = self._places.get((kind, name), ())
+        while places:
+            if (call := self._free.pop(places.popleft(), None)) is not None:
+                return call
+        return None
+
+    def take_first(self) -> ToolCallPart | None:
+        return self._free.pop(next(iter(self._free)), None) if self._free else None
+
+    def may_be_any(self, result: ToolResultPart) -> bool:
+        """Returns True where the id of a result says nothing, or where one of the calls came without an id."""
+        return not result.call_id or ("name", result.call_id) in self._places or (self._made_ids and bool(self._free))
 
 
-def _match_by_tool(messages: list[Message], indices: Sequence[int], unanswered: Sequence[ToolCallPart]) -> None:
-    """Binds the results at `indices` to calls without one: by the tool's name, also where it stands as the id, then by order."""
-    calls, nameless = [*unanswered], list[int]()
+def _match_by_tool(messages: list[Message], indices: Sequence[int], calls: _Unanswered) -> None:
+    """Binds the results at `indices` to calls without one: by the tool's name, also where it is the id, then by order."""
+    nameless = list[int]()
     for index in indices:
         result = messages[index].tool_results[0]
-        call = next((c for c in calls if c.name in (result.name, result.call_id)), None)
+        call = calls.take("name", result.name or result.call_id) or calls.take("name", result.call_id)
         if call is None:
             nameless.append(index)
         else:
-            calls.remove(call)
             messages[index] = _answering(messages[index], call)
-    for index, call in zip(nameless, calls, strict=False):
-        messages[index] = _answering(messages[index], call)
+    for index in nameless:
+        if (call := calls.take_first()) is not None:
+            messages[index] = _answering(messages[index], call)
 
 
 def results_in_order(messages: Sequence[Message]) -> list[Message]:
@@ -291,7 +348,8 @@ def _answers(messages: Iterable[Message], calls: Collection[str]) -> list[Messag
     legal, waiting = list[Message](), Counter(calls)
     for message in messages:
         parts = tuple(p for p in message.parts if not isinstance(p, ToolResultPart) or p.call_id in waiting)
-        waiting -= Counter(r.call_id for r in message.tool_results)
+        for result in message.tool_results:
+            take_one(waiting, result.call_id)
         if message.visibility == "user" or any(isinstance(p, ToolResultPart) for p in parts):
             legal.append(message if len(parts) == len(message.parts) else replace(message, parts=parts))
     return legal

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import TypeVar, assert_never
 
-from ctxfold.history.cuts import complete_prefix, open_calls
+from ctxfold.history.cuts import Followed, complete_prefix
 from ctxfold.history.records import (
     AMONG_PROMPTS,
     Calibrated,
@@ -115,6 +115,8 @@ class SessionState:
     calibrations: dict[str, Calibrated] = field(default_factory=dict[str, Calibrated])
     goal: GoalSet = field(default_factory=GoalSet)
     deferred: dict[str, Entry] = field(default_factory=dict[str, Entry])  # tool outputs as shown under pressure
+    live_followed: Followed = field(default_factory=Followed)
+    turn_followed: Followed = field(default_factory=Followed)
     stale: bool = False  # True when the fold has to be built anew from the log
     visible_ids: set[str] | None = None  # of the zones; made when first needed, then kept up to date within an epoch
 
@@ -166,7 +168,7 @@ class SessionState:
         for each in fields(self):
             value = getattr(self, each.name)
             # entries and other values in the containers are frozen, open turns aside
-            if isinstance(value, list | dict | set):
+            if isinstance(value, list | dict | set | Followed):
                 setattr(twin, each.name, value.copy())
         twin.open = {turn: OpenTurn(list(t.entries), t.at_s) for turn, t in self.open.items()}
         return twin
@@ -285,9 +287,9 @@ class SessionState:
             return False
         if not self.undone:
             return True
-        results = entry.message.tool_results
-        twice = after is not self.live and any(e.id == entry.id for e in after)
-        return not twice and (not results or {r.call_id for r in results} <= open_calls(after).keys())
+        followed = (self.live_followed if after is self.live else self.turn_followed).read(after)
+        twice = after is not self.live and entry.id in followed.ids
+        return not twice and {r.call_id for r in entry.message.tool_results} <= followed.waiting.keys()
 
     def _visible_ids(self) -> set[str]:
         if self.visible_ids is None:
