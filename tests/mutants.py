@@ -4327,6 +4327,45 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_async_chat_store.py::test_the_oldest_are_archived_or_deleted",
         ),
     ),
+    *_of(
+        "backends/profile.py",
+        (
+            "arguments_that_python_reads_go_out_as_an_object",
+            "    value = json_object(call.arguments, strict_json)\n",
+            "    value = json_object(call.arguments)\n",
+            "wire/test_hostile_values.py::test_v1_a_stored_part_is_refused_when_it_is_added_or_every_request_with_it_is_accepted",
+        ),
+    ),
+    *_of(
+        "validation.py",
+        (
+            "a_number_beyond_floats_is_json",
+            "    if not math.isfinite(number):",
+            "    if False:",
+            "wire/test_hostile_values.py::test_v1_a_stored_part_is_refused_when_it_is_added_or_every_request_with_it_is_accepted",
+        ),
+        (
+            "half_a_surrogate_pair_is_json",
+            "    if _SURROGATE.search(text):",
+            "    if False:",
+            "wire/test_hostile_values.py::test_v1_a_stored_part_is_refused_when_it_is_added_or_every_request_with_it_is_accepted",
+        ),
+        (
+            "json_of_any_depth_is_read",
+            "        if depth > MAX_JSON_DEPTH:",
+            "        if depth > 10**6:",
+            "wire/test_hostile_values.py::test_v1_a_stored_part_is_refused_when_it_is_added_or_every_request_with_it_is_accepted",
+        ),
+    ),
+    *_of(
+        "messages.py",
+        (
+            "the_fields_of_a_media_part_may_be_a_list",
+            "    if sent is not None and not isinstance(value, sent):",
+            "    if False:",
+            "wire/test_hostile_values.py::test_v1_a_stored_part_is_refused_when_it_is_added_or_every_request_with_it_is_accepted",
+        ),
+    ),
 )
 
 

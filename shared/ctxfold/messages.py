@@ -11,7 +11,18 @@ from operator import add, sub
 from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from ctxfold.errors import InvalidTextError, InvalidToolArgumentsError, MessageError, UnknownRoleError
-from ctxfold.validation import as_dict, as_list, is_a, json_object, json_problem, kind_of
+from ctxfold.validation import (
+    as_dict,
+    as_dicts,
+    as_list,
+    as_text,
+    is_a,
+    json_object,
+    json_problem,
+    kind_of,
+    read_json,
+    strict_json,
+)
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 MessageKind: TypeAlias = Literal["message", "summary", "section"]
@@ -212,10 +223,14 @@ class ProviderSummary:
     @staticmethod
     def of(message: Message) -> ProviderSummary | None:
         """Returns the provider's summary in a summary message; None when it has none."""
-        if message.kind != "summary" or (kept := message.opaque(PROVIDER_SUMMARY)) is None:
+        kept = as_dict(message.opaque(PROVIDER_SUMMARY)) if message.kind == "summary" else {}
+        if not kept:
             return None
-        blocks = tuple(kept["blocks"])
-        return ProviderSummary(kept["wire"], kept["provider"], kept["model"], blocks, kept["tokens"])
+        tokens: Any = kept.get("tokens")
+        wire, provider, model = (as_text(kept.get(name)) for name in ("wire", "provider", "model"))
+        return ProviderSummary(
+            wire, provider, model, tuple(as_dicts(kept.get("blocks"))), tokens if is_a(tokens, int) else 0
+        )
 
 
 def system(text: str, *, id: str) -> Message:
@@ -424,16 +439,17 @@ def _check_part(part: Part, message: Message) -> None:
             _check_text(value, message.id)
     match part:
         case TextPart():
-            _check_json("the extra fields of a text", part.extra, message.id)
+            _check_json("the extra fields of a text", part.extra, message.id, dict)
         case ToolCallPart():
             _check_arguments(part, message.id)
-            _check_json("the extra fields of a tool call", part.extra, message.id)
+            _check_json("the extra fields of a tool call", part.extra, message.id, dict)
         case MediaPart():
-            _check_json("a media part", part.data, message.id)
+            _check_json("a media part", part.data, message.id, dict)
         case ReasoningPart():
-            _check_json("the details of a reasoning part", part.details, message.id)
+            _check_json("the details of a reasoning part", part.details, message.id, list)
         case Opaque():
-            _check_json(f"the opaque part of {part.namespace!r}", part.json, message.id)
+            sent = dict if part.namespace == PROVIDER_SUMMARY else None
+            _check_json(f"the opaque part of {part.namespace!r}", part.json, message.id, sent)
         case _:
             pass
     for kind, role in ((ToolCallPart, "assistant"), (ToolResultPart, "tool")):
@@ -443,16 +459,22 @@ def _check_part(part: Part, message: Message) -> None:
             )
 
 
-def _check_json(what: str, text: str | None, message_id: str) -> None:
-    """Raises MessageError for text that is not JSON: every later request with the message would fail."""
+def _check_json(what: str, text: str | None, message_id: str, sent: type[dict[Any, Any] | list[Any]] | None) -> None:
+    """Raises MessageError for text that is not JSON: every later request with the message would fail.
+
+    What is `sent` to services must be JSON that all of them read, and of that type.
+    """
     if text is None:
         return
     try:
-        json.loads(text)
+        value: object = strict_json(text) if sent is not None else read_json(text)
     except (ValueError, RecursionError) as error:
         raise MessageError(
             f"message {message_id!r}: {what} is not valid JSON ({json_problem(error)}): give it as JSON text"
         ) from None
+    if sent is not None and not isinstance(value, sent):
+        needed = "a JSON object" if sent is dict else "a JSON list"
+        raise MessageError(f"message {message_id!r}: {what} is {kind_of(value)}: give {needed} as text")
 
 
 def _check_text(text: str, message_id: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 from ctxfold.errors import BackendError
 from ctxfold.messages import Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart, Usage
 from ctxfold.protocols import Chunk, Reply, ToolCallDelta
-from ctxfold.validation import json_object
+from ctxfold.validation import json_object, repaired, strict_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class Fold:
         if chunk.signature:
             self._segment(thinking=True).signature = chunk.signature
         if chunk.reasoning_block is not None:
-            self._segment(thinking=True).sealed = json.dumps([chunk.reasoning_block], ensure_ascii=False)
+            self._segment(thinking=True).sealed = strict_text([chunk.reasoning_block])
         if chunk.sealed is not None:
-            self._segments.append(_Segment(thinking=True, sealed=json.dumps([chunk.sealed], ensure_ascii=False)))
+            self._segments.append(_Segment(thinking=True, sealed=strict_text([chunk.sealed])))
         if chunk.reasoning_details:
             self._details.add(chunk.reasoning_details)
         if chunk.content:
@@ -114,7 +114,7 @@ class Fold:
             events.append(ContentFirst(chunk.content, chunk) if self._thinking else Content(chunk.content, chunk))
             self._thinking = False
         if chunk.text_extra is not None:
-            self._segment(thinking=False).extra = json.dumps(chunk.text_extra, ensure_ascii=False)
+            self._segment(thinking=False).extra = strict_text(chunk.text_extra)
         self._note(chunk)
         return tuple(events)
 
@@ -168,7 +168,7 @@ class Fold:
         text = "".join(s.text() for s in self._segments if not s.thinking)
         thinking = "".join(s.text() for s in self._segments if s.thinking)
         reasoning = whole.reasoning
-        if whole.text != text or len(reasoning) < len(thinking) or reasoning != _repaired(reasoning):
+        if whole.text != text or len(reasoning) < len(thinking) or reasoning != repaired(reasoning):
             return None
         return whole.parts
 
@@ -202,7 +202,7 @@ class Fold:
 
     def _refusal_parts(self) -> tuple[Part, ...]:
         """Returns a refusal as an opaque part: it is not content, and the finish reason reports it."""
-        return (Opaque(REFUSAL, json.dumps(_repaired("".join(self._refusal)))),) if self._refusal else ()
+        return (Opaque(REFUSAL, json.dumps(repaired("".join(self._refusal)))),) if self._refusal else ()
 
 
 class PlayedStream:
@@ -252,7 +252,7 @@ class _Segment:
         return self.signature is not None or self.sealed is not None or self.extra is not None
 
     def text(self) -> str:
-        return _repaired("".join(self.pieces))
+        return repaired("".join(self.pieces))
 
     def reasoning(self, details: str | None) -> ReasoningPart:
         return ReasoningPart(self.text(), self.signature, details if self.sealed is None else self.sealed)
@@ -268,7 +268,7 @@ class _PartialCall:
     pieces: list[str] = field(default_factory=list[str])
 
     def arguments(self) -> str:
-        return _repaired("".join(self.pieces))
+        return repaired("".join(self.pieces))
 
 
 class _Calls:
@@ -379,7 +379,7 @@ class _Details:
 
     def text(self) -> str | None:
         """Returns all blocks as JSON text, None when there are none."""
-        return json.dumps([block.joined() for block in self._blocks], ensure_ascii=False) if self._blocks else None
+        return strict_text([block.joined() for block in self._blocks]) if self._blocks else None
 
 
 class _DetailBlock:
@@ -404,14 +404,3 @@ class _DetailBlock:
 
     def joined(self) -> dict[str, Any]:
         return {name: "".join(self._texts[name]) if name in self._texts else v for name, v in self._fields.items()}
-
-
-def _repaired(text: str) -> str:
-    """Returns the text with the surrogate pairs joined that a chunk boundary had split."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from operator import index
 from typing import Any, TypeVar, cast
@@ -13,6 +14,11 @@ from ctxfold.errors import ConfigError
 
 K = TypeVar("K", bound=tuple[str, str])
 T = TypeVar("T")
+MAX_JSON_DEPTH = (
+    200  # objects and lists within each other; readers of services stop at 64 to 512, Python's at its own stack
+)
+_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SECRET_QUERY = re.compile(
     r"((?:^|[?&;])(?=[^=&;]*(?:key|token|secret|sig|pass|pwd|auth|cred))[^=&;]++)=[^&;#]*", re.IGNORECASE
 )
@@ -80,10 +86,72 @@ def named(key: K) -> K:
     return key
 
 
-def json_object(text: str | bytes) -> dict[str, Any] | None:
+def check_depth(text: str) -> None:
+    """Raises RecursionError for JSON text in which more than MAX_JSON_DEPTH objects and lists lie within each other."""
+    if text.count("{") + text.count("[") <= MAX_JSON_DEPTH:
+        return
+    depth = 0
+    for match in _BRACKETS.finditer(text):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+        if depth > MAX_JSON_DEPTH:
+            raise RecursionError
+
+
+def read_json(text: str) -> Any:
+    """Returns the value of JSON text as Python reads it; raises ValueError, or RecursionError where it is nested too deeply."""
+    check_depth(text)
+    return json.loads(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"JSON has no number {text[:40]}")
+    return number
+
+
+_read_strictly = json.JSONDecoder(parse_constant=_finite, parse_float=_finite).decode
+
+
+def strict_json(text: str) -> Any:
+    """Returns the value of JSON text that every service reads; raises ValueError or RecursionError for any other text.
+
+    Python's own reader also takes NaN, numbers beyond the range of floats, lone surrogates and any depth.
+    """
+    check_depth(text)
+    value: object = _read_strictly(text)
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def strict_text(value: object) -> str:
+    """Returns what a service sent as JSON text that every service reads.
+
+    A number that JSON does not have becomes null. Half of a surrogate pair becomes U+FFFD.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), ensure_ascii=False)
+    return repaired(text)
+
+
+def repaired(text: str) -> str:
+    """Returns the text with the halves of a surrogate pair joined that were sent apart, and U+FFFD for a half without its other."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def json_object(text: str | bytes, read: Callable[[str], Any] = read_json) -> dict[str, Any] | None:
     """Returns the object that JSON text holds; None for any other value and for text that is no JSON."""
     try:
-        value: object = json.loads(text)
+        value: object = read(text if isinstance(text, str) else text.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
@@ -111,7 +179,7 @@ def as_dicts(value: object) -> list[dict[str, Any]]:
 
 def json_problem(error: Exception) -> str:
     """Returns the reason why JSON text could not be read or written, for an error message."""
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return f"more than {MAX_JSON_DEPTH} levels deep" if isinstance(error, RecursionError) else str(error)
 
 
 def whole_number(what: str, value: object, advice: str) -> int:

@@ -7,11 +7,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ctxfold import open_backend
+from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from ctxfold.testing.server import RecordedRequest
 from ctxfold.testing.strict import Strict
 
-__all__ = ["TOUR", "WIRES", "Lookups", "ServedProvider"]
+__all__ = ["TOUR", "WIRES", "Lookups", "ServedProvider", "opened"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ WIRES = {
         "bedrock", "anthropic.claude-sonnet-4-5-v1:0", "openai", "reasoningText", rooted=True
     ),
 }
+
+
+def opened(served: ServedProvider, server: ModelServer) -> HttpBackend:
+    """Returns the backend that asks the server on this wire."""
+    return open_backend(**served.settings(server))
+
 
 _NAMES = tuple(WIRES)
 # from each of the five wires to each other one, once: round their circle by one place at a time, then by two, three and four

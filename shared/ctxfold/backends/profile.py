@@ -20,6 +20,7 @@ from ctxfold.errors import ConfigError
 from ctxfold.messages import Message, ProviderSummary, ToolCallPart, ToolSpec, is_question
 from ctxfold.protocols import Request, Wire
 from ctxfold.tokens.text import RatioCounter, TextCounter, text_counter
+from ctxfold.validation import json_object, strict_json
 
 Keep: TypeAlias = Literal["none", "all", "current_round", "tool_rounds"]
 WIRES: frozenset[str] = frozenset(get_args(Wire))
@@ -381,10 +382,16 @@ def arguments_object(call: ToolCallPart) -> Mapping[str, Any]:
 
     Malformed text is wrapped, so that it stays visible, under the key that Anthropic's documentation recommends.
     """
-    value = call.parsed()
+    value = json_object(call.arguments, strict_json)
     if value is not None:
         return value
     return {"INVALID_JSON": call.arguments} if call.arguments.strip() else {}
+
+
+def arguments_text(call: ToolCallPart, malformed: Literal["as_received", "wrapped"]) -> str:
+    """Returns the arguments of a call as the text that the model wrote, or an object around it where it is not one."""
+    wrapped = malformed == "wrapped" and json_object(call.arguments, strict_json) is None
+    return json.dumps(arguments_object(call), ensure_ascii=False) if wrapped else call.arguments
 
 
 def check_extra(request: Request, reserved: frozenset[str]) -> None:

@@ -14,7 +14,7 @@ from ctxfold.backends.sse import SseDecoder, SseEvent
 from ctxfold.errors import BackendError
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk
-from ctxfold.validation import as_dict, as_dicts
+from ctxfold.validation import as_dict, as_dicts, check_depth, read_json
 
 # what json.loads does, less its search for white space around the value
 _decode: Callable[[str], tuple[object, int]] = json.JSONDecoder().raw_decode
@@ -117,6 +117,7 @@ class AnswerParser(ABC):
             return self._end(said_done=True)
         if not data:
             return []
+        check_depth(data)
         try:
             payload, end = _decode(data)
         except ValueError:
@@ -129,7 +130,7 @@ class AnswerParser(ABC):
 
     def _whole(self, body: bytes) -> list[Chunk]:
         try:
-            payload: object = json.loads(body)
+            payload: object = read_json(body.decode("utf-8", "surrogatepass"))
         except RecursionError:
             self._fail("protocol", f"a reply of {len(body)} bytes with JSON nested too deeply")
             return []

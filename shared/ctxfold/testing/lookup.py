@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import Any
 
 import ctxfold.testing.language as language
 from ctxfold.testing.script import as_list, as_mapping, calls_of, part_text
+from ctxfold.validation import read_json
 
 UNKNOWN = ("I do not know.", "我不知道。")
 _ENOUGH = 0.5  # share of the question's weight that a sentence must hold
@@ -78,8 +78,8 @@ def message_sentences(message: Mapping[str, Any]) -> list[str]:
     texts += [str(as_mapping(call.get("function")).get("arguments", "")) for call in calls_of(message)]
     for text in texts:
         try:
-            parsed = json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
-        except ValueError:
+            parsed = read_json(text) if text.lstrip()[:1] in ("{", "[") else None
+        except (ValueError, RecursionError):
             parsed = None
         sentences += language.sentences(text) if parsed is None else language.flatten_json(parsed)
     return sentences

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxfold.testing.script import Scripted
+from ctxfold.validation import read_json
 
 _WORDS_PER_DELTA = 4
 _DONE = b"data: [DONE]\n\n"
@@ -49,8 +50,8 @@ class Completion:
 def parsed_arguments(call: Mapping[str, Any]) -> Any:
     """Returns the arguments of a call as the wires have them that send no text; an empty object for text that is no JSON."""
     try:
-        return json.loads(call["function"]["arguments"])
-    except ValueError:
+        return read_json(call["function"]["arguments"])
+    except (ValueError, RecursionError):
         return {}
 
 

@@ -24,6 +24,7 @@ from ctxfold.testing.script import (
 )
 from ctxfold.testing.served import ApiRequest, ServedWire
 from ctxfold.testing.strict import Strict
+from ctxfold.validation import read_json
 
 _PATH = re.compile(r"/models/([^/]+):(generateContent|streamGenerateContent)$")
 _PLACEHOLDER = base64.b64encode(b"skip_thought_signature_validator").decode()
@@ -192,8 +193,8 @@ def _parts(completion: render.Completion) -> tuple[list[dict[str, Any]], str]:
     for number, call in enumerate(completion.calls()):
         function = call["function"]
         try:
-            arguments: object = json.loads(function["arguments"] or "{}")
-        except ValueError:
+            arguments: object = read_json(function["arguments"] or "{}")
+        except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
             return parts, "MALFORMED_FUNCTION_CALL"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import Body, ErrorReply, api_error, as_list, as_mapping, calls_of
+from ctxfold.validation import strict_json
 
 Strict: TypeAlias = Literal["openai", "deepseek", "moonshot", "gemini", "anthropic", "alternating"]
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -57,8 +57,8 @@ def _arguments(messages: Sequence[Mapping[str, Any]], *, any_text: bool) -> str 
         for call in calls_of(message):
             try:
                 text = call["function"]["arguments"]
-                valid = isinstance(text, str) if any_text else isinstance(json.loads(text), dict)
-            except (KeyError, TypeError, ValueError):
+                valid = isinstance(text, str) if any_text else isinstance(strict_json(text), dict)
+            except (KeyError, TypeError, ValueError, RecursionError):
                 valid = False
             if not valid or not call.get("id"):
                 return f"Invalid tool call at messages[{index}].tool_calls: needs an id, a function name and {needed}."

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ctxfold.testing.script import Body, as_list, as_mapping, as_mappings, calls_of, part_text
+from ctxfold.validation import read_json
 
 _MESSAGE_TOKENS = 4
 _REMEMBERED_COUNTS = 100_000
@@ -65,8 +66,8 @@ def _parsed(value: Any) -> Any:
 
 def _arguments(value: Any) -> Any:
     try:
-        return json.loads(value)
-    except (TypeError, ValueError):
+        return read_json(value)
+    except (AttributeError, TypeError, ValueError, RecursionError):
         return value
 
 

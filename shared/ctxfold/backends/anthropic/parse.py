@@ -12,7 +12,7 @@ from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import AnswerParser, usage_from
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta
-from ctxfold.validation import as_dict, as_dicts, as_list, as_text
+from ctxfold.validation import as_dict, as_dicts, as_list, as_text, strict_text
 
 _PLAIN = frozenset({"text", "thinking", "tool_use"})
 _CALL_FIELDS = frozenset({"id", "input", "name", "type"})
@@ -210,5 +210,5 @@ def _call(number: int, block: Mapping[str, Any]) -> ToolCallDelta:
         number,
         as_text(block.get("id")) or None,
         as_text(block.get("name")) or None,
-        extra=json.dumps(extra, ensure_ascii=False) if extra else None,
+        extra=strict_text(extra) if extra else None,
     )

@@ -11,7 +11,7 @@ from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import AnswerParser, first_choice
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta, Wire
-from ctxfold.validation import as_dict, as_dicts, as_text
+from ctxfold.validation import as_dict, as_dicts, as_text, strict_text
 
 WIRE: Wire = "gemini"  # the name under which parts keep what stood beside them
 
@@ -121,7 +121,7 @@ class GeminiParser(AnswerParser):
             identity or None,
             as_text(call.get("name")) or None,
             json.dumps(call.get("args") or {}, ensure_ascii=False),
-            json.dumps({WIRE: extra}, ensure_ascii=False) if extra else None,
+            strict_text({WIRE: extra}) if extra else None,
         )
         self._calls += 1
         self.answered = True

@@ -29,7 +29,7 @@ def openai_row(message: Message) -> dict[str, Any]:
         row["reasoning_content"] = message.reasoning
     details = [p.details for p in message.parts if isinstance(p, ReasoningPart) and p.details is not None]
     if details:
-        row["reasoning_details"] = [block for text in details for block in _list(text)]
+        row["reasoning_details"] = [block for text in details for block in json.loads(text)]
     if message.tool_calls:
         row["tool_calls"] = [_call(call) for call in message.tool_calls]
     if message.tool_results:
@@ -49,11 +49,6 @@ def _content(message: Message) -> str | list[Any]:
         for part in message.parts
         if isinstance(part, TextPart | MediaPart)
     ]
-
-
-def _list(text: str) -> list[Any]:
-    value: list[Any] | dict[str, Any] = json.loads(text)
-    return [value] if isinstance(value, dict) else value
 
 
 def _call(call: ToolCallPart) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ctxfold.backends.errors import error_body
 from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import AnswerParser, first_choice
 from ctxfold.protocols import Chunk, ToolCallDelta, Wire
-from ctxfold.validation import as_dict, as_dicts, as_text
+from ctxfold.validation import as_dict, as_dicts, as_text, strict_text
 
 
 class TagSplitter:
@@ -207,7 +207,7 @@ def _call(call: Mapping[str, Any]) -> ToolCallDelta:
         id=as_text(call.get("id")) or None,
         name=as_text(function.get("name")).strip() or None,
         arguments=_arguments(function.get("arguments")),
-        extra=json.dumps(extra, ensure_ascii=False) if extra else None,
+        extra=strict_text(extra) if extra else None,
     )
 
 

@@ -15,7 +15,7 @@ from ctxfold.backends.profile import (
     WIRES,
     Profile,
     RequestRules,
-    arguments_object,
+    arguments_text,
     check_extra,
     function_fields,
     json_lines,
@@ -27,7 +27,7 @@ from ctxfold.backends.profile import (
 from ctxfold.history.alternation import alternating
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec, joined_texts
 from ctxfold.protocols import Request
-from ctxfold.validation import as_dict, as_text
+from ctxfold.validation import as_dict, as_text, strict_json
 
 _RESERVED = frozenset({"messages", "model", "stream", "tools"})
 
@@ -81,7 +81,7 @@ def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
     for call in message["tool_calls"]:
         function = dict(call["function"])
         with contextlib.suppress(ValueError, RecursionError):  # else compared as the text that is sent
-            function["arguments"] = json.loads(function["arguments"])
+            function["arguments"] = strict_json(function["arguments"])
         calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}
 
@@ -229,10 +229,7 @@ def _fields(call: ToolCallPart) -> dict[str, Any]:
 
 
 def _call(call: ToolCallPart, extra: Mapping[str, Any], rules: RequestRules) -> dict[str, Any]:
-    arguments = call.arguments
-    if rules.malformed_arguments == "wrapped" and call.parsed() is None:
-        arguments = json.dumps(arguments_object(call), ensure_ascii=False)
-    function = {"name": call.name, "arguments": arguments}
+    function = {"name": call.name, "arguments": arguments_text(call, rules.malformed_arguments)}
     return {**extra, "id": _call_id(call.id, rules), "type": "function", "function": function}
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from ctxfold.backends.media import chat_form, media_block, unread
 from ctxfold.messages import MediaPart
-from ctxfold.validation import as_dict, as_dicts
+from ctxfold.validation import as_dict, as_dicts, strict_text
 
 Item: TypeAlias = dict[str, Any]
 KEY = "openai_responses"  # under which texts and calls keep their item; other wires skip what has the name of a wire
@@ -33,7 +33,7 @@ def text_extra(item: Mapping[str, Any], part: Mapping[str, Any] | None, index: i
 def call_extra(item: Mapping[str, Any], after: str | None) -> str:
     """Returns what is kept beside a call, as JSON text: the fields of its item that the call itself does not have."""
     own = {name: value for name, value in item.items() if name not in _CALL_FIELDS}
-    return json.dumps({KEY: _after({"item": own}, after)}, ensure_ascii=False)
+    return strict_text({KEY: _after({"item": own}, after)})
 
 
 def _after(fields: Item, after: str | None) -> Item:

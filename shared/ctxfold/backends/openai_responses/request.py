@@ -11,7 +11,7 @@ from typing import Any, assert_never, cast
 from ctxfold.backends.openai_responses.items import KEY, Item, media_part, own_fields, sealed_items
 from ctxfold.backends.profile import (
     Profile,
-    arguments_object,
+    arguments_text,
     check_extra,
     function_fields,
     kept_reasoning,
@@ -290,9 +290,7 @@ def _join(first: _Entry, second: _Entry) -> None:
 
 
 def _called(part: ToolCallPart, fields: Mapping[str, Any], *, wrapped: bool) -> _Entry:
-    arguments = part.arguments
-    if wrapped and part.parsed() is None:
-        arguments = json.dumps(arguments_object(part), ensure_ascii=False)
+    arguments = arguments_text(part, "wrapped" if wrapped else "as_received")
     call: Item = {"type": "function_call", "call_id": _call_id(part.id), "name": part.name, "arguments": arguments}
     item: Item = fields.get("item", {})
     place = {"namespace": item["namespace"]} if item.get("namespace") is not None else {}
