@@ -4366,6 +4366,36 @@ MUTANTS: tuple[Mutant, ...] = (
             "wire/test_hostile_values.py::test_v1_a_stored_part_is_refused_when_it_is_added_or_every_request_with_it_is_accepted",
         ),
     ),
+    *_of(
+        "backends/openai_responses/request.py",
+        (
+            "a_call_of_a_clients_tool_is_answered_as_a_function",
+            '        if "type" not in item:\n',
+            "        if True:\n",
+            "wire/test_client_tools.py::test_w1_a_client_run_tool_is_a_call_and_is_answered_in_its_own_output",
+        ),
+        (
+            "a_stored_call_of_a_clients_tool_is_answered_as_a_function",
+            "    earlier = request.messages if stored else ()",
+            "    earlier = ()",
+            "wire/test_client_tools.py::test_w1_with_a_stored_response_the_results_alone_are_in_the_form_of_their_calls",
+        ),
+    ),
+    *_of(
+        "backends/openai_responses/client_tools.py",
+        (
+            "a_shell_of_the_service_is_a_call",
+            'not in (None, "local"):',
+            'not in (None, "local") and False:',
+            "wire/test_client_tools.py::test_w1_a_tool_that_the_service_runs_is_no_call",
+        ),
+        (
+            "the_safety_checks_are_not_acknowledged",
+            '            if item.get("pending_safety_checks"):',
+            "            if False:",
+            "wire/test_client_tools.py::test_w1_a_client_run_tool_is_a_call_and_is_answered_in_its_own_output",
+        ),
+    ),
 )
 
 

@@ -23,8 +23,36 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "message": frozenset({"type", "role", "content", "id", "status", "phase"}),
     "function_call": frozenset({"type", "id", "call_id", "name", "arguments", "status", "namespace"}),
     "function_call_output": frozenset({"type", "id", "call_id", "output", "status"}),
+    **{
+        f"{kind}_output": frozenset({"type", "id", "call_id", "output", "status", "caller", *more})
+        for kind, more in (
+            ("apply_patch_call", ()),
+            ("computer_call", ("acknowledged_safety_checks",)),
+            ("custom_tool_call", ()),
+            ("local_shell_call", ()),
+            ("shell_call", ("max_output_length",)),
+        )
+    },
+    "mcp_approval_response": frozenset({"type", "id", "approval_request_id", "approve", "reason"}),
+    "tool_search_output": frozenset({"type", "id", "call_id", "execution", "status", "tools"}),
     "reasoning": frozenset({"type", "id", "summary", "content", "encrypted_content", "status"}),
     "compaction": frozenset({"type", "id", "encrypted_content", "created_by"}),
+}
+_OUTPUTS: Mapping[str, str] = {  # of each kind of call that the client answers
+    "apply_patch_call": "apply_patch_call_output",
+    "computer_call": "computer_call_output",
+    "custom_tool_call": "custom_tool_call_output",
+    "function_call": "function_call_output",
+    "local_shell_call": "local_shell_call_output",
+    "mcp_approval_request": "mcp_approval_response",
+    "shell_call": "shell_call_output",
+    "tool_search_call": "tool_search_output",
+}
+_OUTPUT_TYPES: Mapping[str, type] = {
+    "apply_patch_call": str,
+    "computer_call": Mapping,
+    "local_shell_call": str,
+    "shell_call": list,
 }
 _COMPACT = frozenset({"model", "input", "instructions", "previous_response_id", "prompt_cache_key"})
 _LEAST_THRESHOLD = 1_000
@@ -417,15 +445,20 @@ def _reasoning(items: Sequence[Item]) -> str | None:
 
 
 def _pairs(items: Sequence[Item]) -> str | None:
-    calls: list[Any] = []
-    answered: set[Any] = set()
+    """Checks that each call has an output of its own kind, and each output its call."""
+    kinds = {output: kind for kind, output in _OUTPUTS.items()}
+    calls: dict[tuple[str, Any], None] = {}
+    answered: set[tuple[str, Any]] = set()
     for item in items:
-        call_id = item.get("call_id")
-        if item.get("type") == "function_call":
-            calls.append(call_id)
-        elif item.get("type") == "function_call_output":
-            if call_id not in calls:
-                return f"No tool call found for function call output with call_id {call_id}."
-            answered.add(call_id)
-    missing = [call_id for call_id in calls if call_id not in answered]
-    return f"No tool output found for function call {missing[0]}." if missing else None
+        kind, call_id = str(item.get("type")), item.get("call_id") or item.get("approval_request_id") or item.get("id")
+        if kind in _OUTPUTS and item.get("execution") != "server":
+            calls[kind, call_id] = None
+        elif kind in kinds:
+            answers = kinds[kind], call_id
+            if answers not in calls:
+                return f"No tool call found for {answers[0].replace('_', ' ')} output with call_id {call_id}."
+            if not isinstance(item.get("output", ""), _OUTPUT_TYPES.get(answers[0], object)):
+                return f"Invalid type for the output of {kind} {call_id}."
+            answered.add(answers)
+    missing = [call for call in calls if call not in answered]
+    return f"No tool output found for {missing[0][0].replace('_', ' ')} {missing[0][1]}." if missing else None

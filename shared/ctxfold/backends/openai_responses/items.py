@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from ctxfold.backends.media import chat_form, media_block, unread
-from ctxfold.messages import MediaPart
+from ctxfold.messages import MediaPart, ToolCallPart
 from ctxfold.validation import as_dict, as_dicts, strict_text
 
 Item: TypeAlias = dict[str, Any]
@@ -31,8 +31,9 @@ def text_extra(item: Mapping[str, Any], part: Mapping[str, Any] | None, index: i
 
 
 def call_extra(item: Mapping[str, Any], after: str | None) -> str:
-    """Returns what is kept beside a call, as JSON text: the fields of its item that the call itself does not have."""
-    own = {name: value for name, value in item.items() if name not in _CALL_FIELDS}
+    """Returns what is kept beside a call, as JSON text: the fields of its item that the call does not have, of other items all."""
+    plain = item.get("type") == "function_call"
+    own = {name: value for name, value in item.items() if not plain or name not in _CALL_FIELDS}
     return strict_text({KEY: _after({"item": own}, after)})
 
 
@@ -44,6 +45,11 @@ def own_fields(extra: str | None) -> Mapping[str, Any]:
     """Returns what this wire kept beside a text or a call; an empty object where it kept nothing."""
     fields = as_dict(as_dict(json.loads(extra)).get(KEY)) if extra is not None else None
     return fields if fields is not None and isinstance(fields.get("item"), dict) else {}
+
+
+def own_item(call: ToolCallPart) -> Item:
+    """Returns the item of a call as far as this wire kept it: all of one that is no function call."""
+    return dict(own_fields(call.extra).get("item", {}))
 
 
 def sealed_items(details: str | None) -> list[Item]:

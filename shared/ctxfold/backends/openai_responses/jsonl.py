@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, cast
 
+from ctxfold.backends.openai_responses.client_tools import CLIENT_TOOLS
 from ctxfold.backends.openai_responses.parse import ResponsesParser
 from ctxfold.backends.openai_responses.request import message_items
 from ctxfold.backends.profile import load_profile
@@ -18,12 +19,12 @@ from ctxfold.validation import as_dicts, as_text
 _ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user"}
 _CONTENT = frozenset({"input_text", "input_image", "input_file", "output_text", "refusal"})
 _PLAIN_CALL = frozenset({"type", "call_id", "name", "arguments"})
-_ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
+_ITEMS = frozenset({"function_call", "function_call_output", "reasoning", *CLIENT_TOOLS})
 
 
 def responses_row(message: Message) -> dict[str, Any]:
     """Returns a reply as an object with its `output` items, any other message as its item; of several tool results the first."""
-    items = message_items(message, system_role="system", store=True)
+    items = message_items(message, store=True)
     if message.role == "assistant":
         return {"object": "response", "output": items}
     return {"type": "message", **items[0]} if items else {"type": "message", "role": message.role, "content": ""}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxfold.backends.errors import error_body
+from ctxfold.backends.openai_responses.client_tools import client_call
 from ctxfold.backends.openai_responses.items import Item, call_extra, text_extra
 from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import AnswerParser
@@ -227,6 +228,8 @@ class ResponsesParser(AnswerParser):
                 return self._end_call(item, final)
             case "reasoning":
                 return self._end_reasoning(item, final)
+            case _ if (call := client_call(final)) is not None:
+                return self._end_client_call(item, final, call)
             case kind:
                 self.answered = self.answered or kind not in _SILENT
                 return [self._chunk(final, sealed=dict(final))]
@@ -334,6 +337,13 @@ class ResponsesParser(AnswerParser):
             rest,
             call_extra(final, self._after(item)),
         )
+        self.answered = self._called = True
+        return [self._chunk(final, tool_calls=(delta,))]
+
+    def _end_client_call(self, item: _OpenItem, final: Mapping[str, Any], call: tuple[str, str, str]) -> list[Chunk]:
+        identity, name, arguments = call
+        extra = call_extra(final, self._after(item))
+        delta = ToolCallDelta(item.serial, self._unique(identity, item), name or None, arguments, extra)
         self.answered = self._called = True
         return [self._chunk(final, tool_calls=(delta,))]
 

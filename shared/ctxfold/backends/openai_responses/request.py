@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never, cast
 
-from ctxfold.backends.openai_responses.items import KEY, Item, media_part, own_fields, sealed_items
+from ctxfold.backends.openai_responses.client_tools import client_call, client_output
+from ctxfold.backends.openai_responses.items import KEY, Item, media_part, own_fields, own_item, sealed_items
 from ctxfold.backends.profile import (
     Profile,
     arguments_text,
@@ -39,7 +40,8 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     messages = _since_last_reply(request.messages) if stored else request.messages
     refused = 0 if stored else request.refused_before
     store = request.extra.get("store") is True
-    projected = project(profile, messages, model=model, refused_before=refused, store=store)
+    earlier = request.messages if stored else ()
+    projected = project(profile, messages, model=model, refused_before=refused, store=store, earlier=earlier)
     body: dict[str, Any] = {"model": model, "input": projected.items}
     if projected.instructions:
         body["instructions"] = projected.instructions
@@ -109,11 +111,13 @@ def project(
     refused_before: int = 0,
     joined: bool = True,
     store: bool = False,
+    earlier: Sequence[Message] = (),
 ) -> Projected:
     """Returns the messages as instructions and items, from the newest compaction item on where there is one.
 
     Messages at an index below `refused_before` are sent without reasoning and ids. With `store`, the service finds reasoning by
-    its id alone. With `joined` false, adjacent messages of one role stay separate, to compare requests.
+    its id alone. It has the calls of `earlier` messages. With `joined` false, adjacent messages of one role stay separate, to
+    compare requests.
     """
     rules = profile.request
     kept = kept_reasoning(profile.reasoning_out, messages, model=model)
@@ -126,7 +130,7 @@ def project(
     leading = True
     shown = alternating(sent) if rules.alternating_roles and joined else sent
     place, provided = provider_summary(profile, shown, model=model, refused_before=refused_before)
-    whole = -1
+    whole, called = -1, {call.id: own_item(call) for message in earlier for call in message.tool_calls}
     for index, message in enumerate(shown):
         if index == place:
             whole = len(runs)
@@ -139,7 +143,9 @@ def project(
             continue
         role = "user" if message.role == "system" and rules.system_leads and not leading else message.role
         wrapped = rules.malformed_arguments == "wrapped"
-        runs.append(message_items(message.with_role(role), system_role=rules.system_role, wrapped=wrapped, store=store))
+        made = message_items(message.with_role(role), rules.system_role, called, wrapped=wrapped, store=store)
+        called |= {call.id: own_item(call) for call in message.tool_calls}
+        runs.append(made)
     return Projected("\n\n".join(text for text in texts if text), _since_compaction(runs, whole))
 
 
@@ -181,7 +187,7 @@ def _since_compaction(runs: Sequence[list[Item]], whole: int) -> list[Item]:
         return [item for run in runs for item in run]
     run = runs[newest]
     place = 0 if newest == whole else max(n for n, item in enumerate(run) if _compacts(item))
-    if any(item.get("type") == "function_call" for item in run[:place]):
+    if any(item.get("type") == "function_call" or client_call(item) is not None for item in run[:place]):
         place = 0
     system = [item for earlier in runs[:newest] for item in earlier if item.get("role") in ("system", "developer")]
     user_items = [item for item in run[:place] if item.get("role") == "user"]  # with a compaction that was asked for
@@ -192,15 +198,25 @@ def _compacts(item: Item) -> bool:
     return item.get("type") == "compaction"
 
 
-def message_items(message: Message, *, system_role: str, store: bool, wrapped: bool = False) -> list[Item]:
-    """Returns the items of a message in order; `wrapped` turns malformed arguments of calls into an object."""
+def message_items(
+    message: Message,
+    system_role: str = "system",
+    called: Mapping[str, Item] | None = None,
+    *,
+    store: bool,
+    wrapped: bool = False,
+) -> list[Item]:
+    """Returns the items of a message in order; `wrapped` turns malformed arguments of calls into an object.
+
+    `called` has the item of each call that results may answer, if that is no function call.
+    """
     match message.role:
         case "system":
             return [{"role": system_role, "content": message.text}]
         case "user":
             return [{"role": "user", "content": _content(message)}]
         case "tool":
-            return _results(message)
+            return _results(message, called or {})
         case "assistant":
             entries = list(_entries(message, wrapped=wrapped, store=store))
             return [item for group in _groups(entries) for item in _sendable(group)]
@@ -293,6 +309,10 @@ def _called(part: ToolCallPart, fields: Mapping[str, Any], *, wrapped: bool) -> 
     arguments = arguments_text(part, "wrapped" if wrapped else "as_received")
     call: Item = {"type": "function_call", "call_id": _call_id(part.id), "name": part.name, "arguments": arguments}
     item: Item = fields.get("item", {})
+    if "type" in item:  # of a tool of another kind, whose item is whole
+        optional = item["type"] in ("apply_patch_call", "custom_tool_call", "shell_call", "tool_search_call")
+        bare = {name: value for name, value in item.items() if name != "id"} if optional else item
+        return _Entry(item, bare, fields.get("after"))
     place = {"namespace": item["namespace"]} if item.get("namespace") is not None else {}
     return _Entry({**item, **call} if fields else None, {**call, **place}, fields.get("after"))
 
@@ -349,15 +369,16 @@ def _content(message: Message) -> str | list[Item]:
     return parts
 
 
-def _results(message: Message) -> list[Item]:
-    """Returns the results of calls; media go with the last of them."""
-    results = message.tool_results
-    items: list[Item] = [
-        {"type": "function_call_output", "call_id": _call_id(result.call_id), "output": result.content}
-        for result in results
-    ]
-    media = [media_part(part) for part in message.parts if isinstance(part, MediaPart)]
-    if media and items:
-        text = [{"type": "input_text", "text": results[-1].content}] if results[-1].content else []
-        items[-1]["output"] = [*text, *media]
+def _results(message: Message, called: Mapping[str, Item]) -> list[Item]:
+    """Returns the results of calls, each in the form that answers its call; media go with the last of them."""
+    items: list[Item] = []
+    for result in message.tool_results:
+        last = result is message.tool_results[-1]
+        media = [part for part in message.parts if isinstance(part, MediaPart)] if last else []
+        item = called.get(result.call_id, {})
+        if "type" not in item:
+            item = {"type": "custom_tool_call", "call_id": _call_id(result.call_id)}
+            items += [{**one, "type": "function_call_output"} for one in client_output(item, result, media)]
+        else:
+            items += client_output(item, result, media)
     return items
