@@ -78,6 +78,10 @@ size: setup  ## code lines, modules and public names, beside their budgets
 bench: setup  ## engine time per turn beside its peers; ARGS="against COMMIT" compares
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
+.PHONY: partners
+partners: setup  ## real peers of other projects in environments of their own; ARGS="NAME" runs one
+	@$(BIN)/python -m tests.partners $(ARGS)
+
 notebooks: setup  ## execute the notebooks in place, outputs stored
 	@$(BIN)/python -m tests.run_notebooks $(ARGS)
 

@@ -4396,6 +4396,78 @@ MUTANTS: tuple[Mutant, ...] = (
             "wire/test_client_tools.py::test_w1_a_client_run_tool_is_a_call_and_is_answered_in_its_own_output",
         ),
     ),
+    *_of(
+        "backends/openai_chat/request.py",
+        (
+            "a_tools_image_stays_in_the_tool_message",
+            "    sent = _with_media_behind(sent)\n",
+            "",
+            "wire/test_chat_blocks.py::test_w8_an_image_of_a_tool_stands_in_a_user_message_behind_the_whole_round",
+        ),
+        (
+            "a_server_tool_call_of_openrouter_is_foreign",
+            ' or (kind.endswith("_call") and not kind.startswith("reasoning."))',
+            ' or kind.endswith("_call")',
+            "wire/test_chat_blocks.py::test_w4_openrouter_gets_server_tool_calls_and_images_back",
+        ),
+        (
+            "all_blocks_go_back_as_reasoning_details",
+            'DETAILS["thinking" in as_text(block["type"])]',
+            "DETAILS[0]",
+            "wire/test_chat_blocks.py::test_w2_litellm_gets_thinking_blocks_back_and_null_beside_calls",
+        ),
+    ),
+    *_of(
+        "backends/openai_chat/parse.py",
+        (
+            "a_reference_of_mistral_is_dropped",
+            "            return [Chunk(sealed=block, raw=body)]\n",
+            "            return []\n",
+            "wire/test_chat_blocks.py::test_w5_mistral_gets_signatures_and_references_back_in_their_places",
+        ),
+        (
+            "an_image_alone_is_no_answer",
+            '        if name in ("audio", "images") and value:',
+            "        if False:",
+            "wire/test_chat_blocks.py::test_w6_a_reply_with_an_image_or_a_sound_alone_is_an_answer_once",
+        ),
+    ),
+    *_of(
+        "backends/response_parser.py",
+        (
+            "a_silent_turn_is_asked_again",
+            '        elif self.answered or (self._finish == "stop" and self.may_say_nothing):',
+            "        elif self.answered:",
+            "wire/test_silent_replies.py::test_w6_a_turn_that_ends_without_text_is_an_answer_once",
+        ),
+    ),
+    *_of(
+        "backends/anthropic/parse.py",
+        (
+            "an_input_of_none_is_taken_at_its_word",
+            "        if not any(fields.get(name) for name in _INPUT):",
+            "        if False:",
+            "wire/test_silent_replies.py::test_w9_a_last_event_without_input_does_not_take_it_back",
+        ),
+    ),
+    *_of(
+        "stream.py",
+        (
+            "a_fallback_is_named_after_who_declined",
+            "(self._model is None or chunk.hands_over)",
+            "self._model is None",
+            "wire/test_silent_replies.py::test_w9_a_fallback_names_the_model_that_wrote",
+        ),
+    ),
+    *_of(
+        "backends/converse/parse.py",
+        (
+            "a_citation_of_converse_is_dropped",
+            '            block.citations.append(delta["citation"])',
+            "            pass",
+            "wire/test_silent_replies.py::test_w7_converse_keeps_citations_and_images_and_sends_them_back",
+        ),
+    ),
 )
 
 

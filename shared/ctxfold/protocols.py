@@ -131,6 +131,7 @@ class Chunk:
         empty_content: the service sent content here that was empty; a chunk with nothing else gives no event.
         billed: as in `Reply`.
         applied_edits: as in `Reply`.
+        hands_over: what follows was written by `model`, and not by the model that was asked.
     """
 
     reasoning: str = ""
@@ -151,6 +152,7 @@ class Chunk:
     empty_content: bool = False
     billed: Usage | None = None
     applied_edits: tuple[Mapping[str, Any], ...] = ()
+    hands_over: bool = False
 
 
 class ChunkStream(Protocol):

@@ -129,7 +129,7 @@ class Fold:
             self._edits = chunk.applied_edits
         if chunk.finish_reason is not None:
             self._finish, self._raw = chunk.finish_reason, chunk.raw
-        if self._model is None and chunk.model:
+        if chunk.model and (self._model is None or chunk.hands_over):
             self._model = chunk.model
         if chunk.whole is not None:
             self._whole = chunk.whole

@@ -23,6 +23,7 @@ from ctxfold.tokens.text import RatioCounter, TextCounter, text_counter
 from ctxfold.validation import json_object, strict_json
 
 Keep: TypeAlias = Literal["none", "all", "current_round", "tool_rounds"]
+DETAILS = ("reasoning_details", "thinking_blocks")  # of chat completions: a provider's own blocks, which may be signed
 WIRES: frozenset[str] = frozenset(get_args(Wire))
 
 
@@ -42,17 +43,20 @@ class _Row(BaseModel):
 
 
 class ReasoningIn(_Row):
-    """Locates reasoning in a reply: fields in order of preference, block arrays, or tags inside the text."""
+    """Locates reasoning in a reply of chat completions: fields in order of preference, or tags inside the text.
+
+    Lists of blocks (`DETAILS`), and thinking chunks in the content, are read for every provider.
+    """
 
     fields: tuple[str, ...] = ("reasoning_content", "reasoning")
-    details_field: str | None = None
     tags: tuple[str, str] | None = None
     starts_open: bool = False
 
 
 class ReasoningOut(_Row):
     """Selects the reasoning that later requests send back, in the message's `field`; in chat completions, `content` stands for
-    thinking chunks before the text in a list; `placeholder` fills the field of assistant turns without any.
+    thinking chunks among the texts of a list, and a field of `DETAILS` for all of these, with `text_field` where there are no
+    blocks; `placeholder` fills the field of assistant turns without any.
 
     The provider refuses `prefix_bound` reasoning once anything before it has changed, see `Request.unbound_before`. It accepts
     turns without `optional` reasoning, so that a request that it refuses for its reasoning is sent once more without.
@@ -60,6 +64,7 @@ class ReasoningOut(_Row):
 
     keep: Keep = "none"
     field: str | None = None
+    text_field: str | None = None
     placeholder: str | None = None
     placeholder_on: Literal["never", "all", "tool_calls"] = "never"
     prefix_bound: bool = False
@@ -129,7 +134,7 @@ class RequestRules(_Row):
     says how to send a call whose arguments are not a JSON object: as the model wrote it, or wrapped in an object. Servers that
     parse the history for a chat template (vllm, sglang, llama.cpp) refuse every later request with the former.
     `message_extra` names fields beside the content of a reply's message that go back to the model that sent them, `message_kept`
-    those that are stored with it and not sent.
+    those that are stored with it and not sent, as annotations, images and audio always are.
     `short_call_ids`: ids of calls are nine letters and digits; others are replaced, equally in call and result.
     `call_ids` is a regular expression for the ids of calls that the service accepts; other ids are rewritten. `result_status`: the
     model accepts the status of a tool's result. Converse reads both.

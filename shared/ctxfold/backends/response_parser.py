@@ -41,6 +41,8 @@ class AnswerParser(ABC):
         self._unknown_finish: str | None = None
         self._refused = False
 
+    may_say_nothing = False  # the service's model may end its turn without a word, as Claude does after a tool's result
+
     @abstractmethod
     def _payload(self, payload: object, event_name: str) -> list[Chunk]:
         """Returns the chunks of one event; an error inside it becomes `error`."""
@@ -164,7 +166,7 @@ class AnswerParser(ABC):
         """Sets `error` for a reply without an end or without content."""
         if self._finish is None:
             self._fail("stream_truncated", "the answer ended without a finish reason")
-        elif self.answered:
+        elif self.answered or (self._finish == "stop" and self.may_say_nothing):
             return
         elif self._finish in ("stop", "tool_calls"):
             self._fail("empty_response", "the answer has no text, no reasoning and no tool call")

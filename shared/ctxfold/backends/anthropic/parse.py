@@ -14,6 +14,7 @@ from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta
 from ctxfold.validation import as_dict, as_dicts, as_list, as_text, strict_text
 
+_INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _PLAIN = frozenset({"text", "thinking", "tool_use"})
 _CALL_FIELDS = frozenset({"id", "input", "name", "type"})
 
@@ -56,6 +57,8 @@ class _OpenBlock:
 
 class MessagesParser(AnswerParser):
     """Decodes one reply of the Messages API. Each block other than text, thinking and calls becomes one sealed chunk."""
+
+    may_say_nothing = True
 
     def __init__(self, profile: Profile, *, hide: Callable[[str], str] = str) -> None:
         super().__init__(profile, hide=hide)
@@ -153,8 +156,11 @@ class MessagesParser(AnswerParser):
                 return [self._chunk(body, tool_calls=(ToolCallDelta(number, arguments=arguments),))]
             case "text":
                 return [self._chunk(body, text_extra={"citations": block.citations})] if block.citations else []
-            case _:
-                return [self._chunk(body, sealed=block.sealed())]
+            case kind:
+                self.answered = self.answered or kind != "redacted_thinking"
+                writer = as_text(as_dict(block.start.get("to")).get("model")) if kind == "fallback" else ""
+                self._model = writer or self._model
+                return [self._chunk(body, sealed=block.sealed(), hands_over=bool(writer))]
 
     def _message_delta(self, body: Mapping[str, Any]) -> list[Chunk]:
         self._note_usage(body.get("usage"))
@@ -199,8 +205,14 @@ class MessagesParser(AnswerParser):
         return Chunk(model=self._model, raw=raw, empty_content=self._text_begun, **fields)
 
     def _note_usage(self, usage: object) -> None:
-        """Merges usage numbers: later ones replace earlier ones, and the last event repeats only some."""
-        self._usage |= {name: value for name, value in as_dict(usage).items() if value is not None}
+        """Merges usage numbers: later ones replace earlier ones, and the last event repeats only some.
+
+        An event without any input did not count it, as the last one of llama.cpp.
+        """
+        fields = {name: value for name, value in as_dict(usage).items() if value is not None}
+        if not any(fields.get(name) for name in _INPUT):
+            fields = {name: value for name, value in fields.items() if name not in _INPUT}
+        self._usage |= fields
 
 
 def _call(number: int, block: Mapping[str, Any]) -> ToolCallDelta:

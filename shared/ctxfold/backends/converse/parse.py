@@ -15,10 +15,11 @@ from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import AnswerParser
 from ctxfold.backends.sse import SseEvent
 from ctxfold.errors import BackendError
-from ctxfold.protocols import Chunk, ToolCallDelta
+from ctxfold.protocols import Chunk, ToolCallDelta, Wire
 from ctxfold.validation import as_dict, as_dicts, as_text, json_object
 
 SERVER_TOOL = "server_tool_use"
+WIRE: Wire = "bedrock_converse"  # the name under which texts keep their citations
 
 
 @dataclass(slots=True)
@@ -32,14 +33,28 @@ class _OpenBlock:
     redacted: list[str] = field(default_factory=list[str])
     input: list[str] = field(default_factory=list[str])
     results: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    citations: list[object] = field(default_factory=list[object])
+    image: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def sealed(self) -> dict[str, Any] | None:
-        """Returns a block of a tool that the service ran itself, so that it can be sent back; None for any other block."""
+        """Returns an image, or a block of a tool that the service ran itself, so that it can be sent back; None for any other."""
         body = {name: value for name, value in as_dict(self.start.get(self.kind)).items() if value is not None}
         if self.kind == "toolResult":
             return {"toolResult": {**body, "content": _joined(self.results)}}
         if self.kind == "toolUse" and self.is_server_tool:
             return {"toolUse": {**body, "input": json_object("".join(self.input)) or {}}}
+        if self.kind == "image" or self.image:
+            sources = [as_dict(piece.get("source")) for piece in self.image]
+            source = {name: value for one in sources for name, value in one.items()}
+            if pieces := [as_text(one["bytes"]) for one in sources if "bytes" in one]:
+                source["bytes"] = _joined_base64(pieces)
+            return {
+                "image": {
+                    **body,
+                    **{name: value for one in self.image for name, value in one.items()},
+                    "source": source,
+                }
+            }
         return None
 
     def first(self) -> bool:
@@ -57,6 +72,8 @@ class ConverseParser(AnswerParser):
 
     Redacted reasoning and the blocks of tools that the service ran itself become one sealed chunk each.
     """
+
+    may_say_nothing = True
 
     def __init__(self, profile: Profile, *, hide: Callable[[str], str] = str) -> None:
         super().__init__(profile, hide=hide)
@@ -124,6 +141,10 @@ class ConverseParser(AnswerParser):
             if not piece or block.is_server_tool:
                 return []
             return [self._chunk(body, tool_calls=(ToolCallDelta(number, arguments=piece),))]
+        if "citation" in delta:
+            block.citations.append(delta["citation"])
+        if "image" in delta:
+            block.image.append(dict(as_dict(delta["image"])))
         if "toolResult" in delta:
             block.results += as_dicts(delta["toolResult"])
         return []
@@ -156,8 +177,11 @@ class ConverseParser(AnswerParser):
         if block.redacted:
             sealed = {"reasoningContent": {"redactedContent": _joined_base64(block.redacted)}}
             chunks.append(self._chunk(body, sealed=sealed))
+        if block.citations:
+            chunks.append(self._chunk(body, text_extra={WIRE: {"citations": block.citations}}))
         sealed_block = block.sealed()
         if sealed_block is not None:
+            self.answered = True
             chunks.append(self._chunk(body, sealed=sealed_block))
         return chunks
 
@@ -184,8 +208,12 @@ class ConverseParser(AnswerParser):
             case {"text": str(text)}:
                 return [*self._delta(number, {"text": text}, {}), *self._stopped(number, {})]
             case {"citationsContent": {"content": list()}}:
-                text = "".join(as_text(one.get("text")) for one in as_dicts(block["citationsContent"]["content"]))
-                return [*self._delta(number, {"text": text}, {}), *self._stopped(number, {})]
+                cited = block["citationsContent"]
+                text = "".join(as_text(one.get("text")) for one in as_dicts(cited["content"]))
+                citations = [{"citation": one} for one in as_dicts(cited.get("citations"))]
+                deltas: list[dict[str, Any]] = [{"text": text}, *citations]
+                chunks = [chunk for delta in deltas for chunk in self._delta(number, delta, {})]
+                return [*chunks, *self._stopped(number, {})]
             case {"reasoningContent": {"reasoningText": dict()}}:
                 inner = as_dict(block["reasoningContent"]["reasoningText"])
                 return [*self._delta(number, {"reasoningContent": inner}, {}), *self._stopped(number, {})]
@@ -198,6 +226,7 @@ class ConverseParser(AnswerParser):
                 opened = self._started(number, {"toolUse": call}, {})
                 return [*opened, self._chunk({}, tool_calls=(ToolCallDelta(number, arguments=arguments),))]
             case _:
+                self.answered = self.answered or bool(block)
                 return [self._chunk({}, sealed=block)] if block else []
 
     def _chunk(self, raw: Mapping[str, Any], **fields: Any) -> Chunk:

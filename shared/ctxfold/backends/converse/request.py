@@ -18,6 +18,7 @@ from ctxfold.backends.anthropic.request import (
     may_not_think,
 )
 from ctxfold.backends.anthropic.request import project as project_rows
+from ctxfold.backends.converse.parse import WIRE
 from ctxfold.backends.media import DOCUMENT_FORMATS, Block, chat_form, media_block
 from ctxfold.backends.profile import (
     Profile,
@@ -40,7 +41,7 @@ from ctxfold.messages import (
     user,
 )
 from ctxfold.protocols import Request
-from ctxfold.validation import as_dict, as_dicts
+from ctxfold.validation import as_dict, as_dicts, as_list
 
 ADDITIONAL = "additionalModelRequestFields"
 NO_CONTENT = "(no content)"  # the service refuses blank text, and results with nothing in them
@@ -78,7 +79,7 @@ def project(
         model=model,
         unbound_before=unbound_before,
         refused_before=refused_before,
-        to_blocks=lambda message, reasoning, own: message_blocks(message, profile, reasoning=reasoning),
+        to_blocks=lambda message, reasoning, own: message_blocks(message, profile, reasoning=reasoning, own=own),
     )
     if result.rows and result.rows[0]["role"] == "assistant":
         result.rows.insert(0, {"role": "user", "content": [{"text": NOBODY_ASKED}]})
@@ -87,8 +88,11 @@ def project(
     return result
 
 
-def message_blocks(message: Message, profile: Profile, *, reasoning: bool = True) -> list[Block]:
-    """Returns the blocks of a message in order; blank text is left out, because the service refuses it."""
+def message_blocks(message: Message, profile: Profile, *, reasoning: bool = True, own: bool = True) -> list[Block]:
+    """Returns the blocks of a message in order; blank text is left out, because the service refuses it.
+
+    The citations of a text go back to the model that made them (`own`).
+    """
     if message.role == "tool":
         return _results(message, profile)
     blocks: list[Block] = []
@@ -96,7 +100,9 @@ def message_blocks(message: Message, profile: Profile, *, reasoning: bool = True
         match part:
             case TextPart(text=text):
                 if text.strip():
-                    blocks.append({"text": text})
+                    cited = _citations(part) if own else []
+                    content = {"citationsContent": {"content": [{"text": text}], "citations": cited}}
+                    blocks.append(content if cited else {"text": text})
             case ReasoningPart():
                 if reasoning:
                     blocks += _reasoning_blocks(part)
@@ -108,6 +114,11 @@ def message_blocks(message: Message, profile: Profile, *, reasoning: bool = True
             case _:  # results are in tool messages, opaque parts are never sent
                 continue
     return blocks
+
+
+def _citations(part: TextPart) -> list[object]:
+    extra = as_dict(json.loads(part.extra)) if part.extra is not None else {}
+    return as_list(as_dict(extra.get(WIRE)).get("citations"))
 
 
 def _reasoning_blocks(part: ReasoningPart) -> list[Block]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
-from ctxfold.backends.profile import Profile
+from ctxfold.backends.profile import DETAILS, Profile
 from ctxfold.backends.response_parser import AnswerParser, first_choice
 from ctxfold.protocols import Chunk, ToolCallDelta, Wire
 from ctxfold.validation import as_dict, as_dicts, as_text, strict_text
@@ -71,6 +71,7 @@ def _overlap(text: str, tag: str) -> int:
 
 WIRE: Wire = "openai_chat"  # the name under which a message keeps what stood beside its content
 _CALL_KEYS = frozenset({"index", "id", "type", "function"})
+_KEPT = ("annotations", "audio", "images")  # of a message: kept beside its content, whoever sent them
 
 
 class ChatParser(AnswerParser):
@@ -81,12 +82,12 @@ class ChatParser(AnswerParser):
         tags = profile.reasoning_in.tags
         starts_open = profile.reasoning_in.starts_open and thinking
         self._tags = TagSplitter(*tags, starts_open=starts_open) if tags is not None else None
-        self._reasoning_fields, self._details_field = profile.reasoning_in.fields, profile.reasoning_in.details_field
+        self._reasoning_fields = profile.reasoning_in.fields
         self._calls = False
         self._tool_calls_used = False
         self._empty_content = False
         self._fields_used = False
-        self._extra_names = (*profile.request.message_extra, *profile.request.message_kept)
+        self._extra_names = {*_KEPT, *profile.request.message_extra, *profile.request.message_kept}
         self._extra_fields: dict[str, Any] = {}
 
     def _reply(self, payload: object) -> list[Chunk]:
@@ -100,15 +101,35 @@ class ChatParser(AnswerParser):
         error = None if "choices" in body and "error" not in body else error_body(payload)
         if error is None and event_name == "error":
             error = body or {"message": str(payload)}
-        chunk = self._chunk(body, key)
-        if error is not None:
-            self._failed(error)
-        return [] if chunk is None else [chunk]
-
-    def _chunk(self, body: Mapping[str, Any], key: str) -> Chunk | None:
-        """Translates one payload; None when it carries nothing."""
         choice = first_choice(body.get("choices"))
         delta = as_dict(choice.get(key) or choice.get("message") or choice.get("delta"))
+        blocks = as_dicts(delta["content"]) if isinstance(delta.get("content"), list) else []
+        chunks = [chunk for block in blocks for chunk in self._block_chunks(block, body)]
+        chunk = self._chunk(body, choice, delta)
+        if error is not None:
+            self._failed(error)
+        return chunks if chunk is None else [*chunks, chunk]
+
+    def _block_chunks(self, block: Mapping[str, Any], body: Mapping[str, Any]) -> list[Chunk]:
+        """Returns the chunks of a block of the content: text, thinking, or one of another kind as it came."""
+        self.answered = True
+        inner = block.get("thinking")
+        if block.get("type") == "thinking" and isinstance(inner, list):
+            chunks = [self._thought(part, body) for part in as_dicts(cast("object", inner))]
+            signature = as_text(block.get("signature"))
+            return [*chunks, Chunk(signature=signature, raw=body)] if signature else chunks
+        if not isinstance(block.get("text"), str):
+            return [Chunk(sealed=block, raw=body)]
+        reasoning, content = self._tags.feed(block["text"]) if self._tags is not None else ("", block["text"])
+        return [Chunk(reasoning=reasoning, content=content, raw=body)]
+
+    def _thought(self, part: Mapping[str, Any], body: Mapping[str, Any]) -> Chunk:
+        if isinstance(part.get("text"), str):
+            return Chunk(reasoning=part["text"], raw=body)
+        return Chunk(sealed={"type": "thinking", "thinking": [part]}, raw=body)
+
+    def _chunk(self, body: Mapping[str, Any], choice: Mapping[str, Any], delta: Mapping[str, Any]) -> Chunk | None:
+        """Translates one payload, without the blocks of its content; None when it carries nothing."""
         reasoning, content = self._texts(delta)
         refusal = as_text(delta["refusal"]) if "refusal" in delta else ""
         reason = choice.get("finish_reason")
@@ -117,9 +138,9 @@ class ChatParser(AnswerParser):
             late = self._tags.close()
             reasoning, content = reasoning + late[0], content + late[1]
         calls = self._tool_calls(delta) if "tool_calls" in delta or "function_call" in delta else ()
-        details = tuple(as_dicts(delta.get(self._details_field))) if self._details_field is not None else ()
-        for name in self._extra_names:
-            self._keep(name, delta.get(name))
+        details = _details(delta)
+        for name in self._extra_names & delta.keys():
+            self._keep(name, delta[name])
         if delta.get("content") == "":
             self._empty_content = True
         raw_usage = body.get("usage") or choice.get("usage") or delta.get("usage")
@@ -147,14 +168,21 @@ class ChatParser(AnswerParser):
     def _keep(self, name: str, value: object) -> None:
         """Keeps a field of the message beside its content; lists come in pieces."""
         present = self._extra_fields.get(name)
+        if name in ("audio", "images") and value:
+            self.answered = True
         if isinstance(present, list) and isinstance(value, list):
             self._extra_fields[name] = [*cast("list[object]", present), *cast("list[object]", value)]
+        elif name == "audio" and isinstance(present, dict):
+            pieces = {part: as_text(as_dict(value).get(part)) for part in ("data", "transcript")}
+            joined = {
+                part: as_text(as_dict(self._extra_fields[name]).get(part)) + text for part, text in pieces.items()
+            }
+            self._extra_fields[name] = {**as_dict(self._extra_fields[name]), **as_dict(value), **joined}
         elif value:
             self._extra_fields[name] = value
 
     def _texts(self, delta: Mapping[str, Any]) -> tuple[str, str]:
-        value = delta.get("content")
-        reasoning, content = ("", value) if isinstance(value, str) else _content(value)
+        reasoning, content = "", as_text(delta.get("content"))
         # two fields may repeat one text: the first that has any counts
         field = ""
         for name in self._reasoning_fields:
@@ -162,11 +190,8 @@ class ChatParser(AnswerParser):
                 break
         if field:
             self._fields_used = True
-        elif not self._fields_used and self._details_field is not None:
-            field = "".join(
-                as_text(d.get("text") or d.get("summary") or d.get("thinking"))
-                for d in as_dicts(delta.get(self._details_field))
-            )
+        elif not self._fields_used:
+            field = "".join(as_text(d.get("text") or d.get("summary") or d.get("thinking")) for d in _details(delta))
         if self._tags is not None and content:
             tagged, content = self._tags.feed(content)
             reasoning += tagged
@@ -193,7 +218,8 @@ class ChatParser(AnswerParser):
         implied: str | None = None
         if self._finish is None and said_done and (whole or self._profile.finish_reason_optional):
             implied = self._finish = "tool_calls" if self._calls else "stop"
-        chunks = [Chunk(reasoning=reasoning, content=content, finish_reason=implied)]
+        extra: dict[str, Any] | None = {WIRE: self._extra_fields} if implied and self._extra_fields else None
+        chunks = [Chunk(reasoning=reasoning, content=content, finish_reason=implied, text_extra=extra)]
         self._check_end()
         return chunks if reasoning or content or implied else []
 
@@ -217,15 +243,6 @@ def _arguments(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _content(value: object) -> tuple[str, str]:
-    """Returns (reasoning, content) of a content field that is text or a list of typed blocks."""
-    if not isinstance(value, list):
-        return "", as_text(value)
-    reasoning, content = "", ""
-    for block in as_dicts(cast("object", value)):
-        if block.get("type") == "thinking":
-            inner = block.get("thinking")
-            reasoning += _content(cast("object", inner))[1]
-        else:
-            content += as_text(block.get("text"))
-    return reasoning, content
+def _details(delta: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Returns the provider's own blocks of reasoning, from whichever field has them."""
+    return tuple([block for name in DETAILS if name in delta for block in as_dicts(delta[name])])

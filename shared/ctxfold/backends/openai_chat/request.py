@@ -7,11 +7,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, assert_never, cast
+from dataclasses import replace
+from typing import Any, assert_never
 
 from ctxfold.backends.media import chat_form, media_block, unread
 from ctxfold.backends.openai_chat.parse import WIRE
 from ctxfold.backends.profile import (
+    DETAILS,
     WIRES,
     Profile,
     RequestRules,
@@ -25,7 +27,7 @@ from ctxfold.backends.profile import (
     without_refused,
 )
 from ctxfold.history.alternation import alternating
-from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolSpec, joined_texts
+from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolSpec, joined_texts
 from ctxfold.protocols import Request
 from ctxfold.validation import as_dict, as_text, strict_json
 
@@ -101,6 +103,7 @@ def project(
     ]
     rows: list[dict[str, Any]] = []
     leading = True
+    sent = _with_media_behind(sent)
     for message in alternating(sent) if rules.alternating_roles and joined else sent:
         match message.role:
             case "system":
@@ -122,6 +125,25 @@ def project(
                 assert_never(message.role)
         leading = False
     return rows
+
+
+def _with_media_behind(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with the media of tool results in a user message behind their round: a tool message has text alone."""
+    moved: list[Message] = []
+    media: list[Part] = []
+    for index, message in enumerate(messages):
+        if message.role == "tool":
+            own = [part for part in message.parts if isinstance(part, MediaPart)]
+            result = message.tool_results[-1]
+            about = TextPart(f"(Attached to the result of {result.name or result.call_id}:)")
+            media += [about, *own] if own else []
+            moved.append(replace(message, parts=message.tool_results) if own else message)
+        else:
+            moved.append(message)
+        if media and (index + 1 == len(messages) or messages[index + 1].role != "tool"):
+            moved.append(Message(f"{message.id}:media", "user", tuple(media)))
+            media = []
+    return moved
 
 
 def _row(role: str, message: Message) -> dict[str, Any]:
@@ -156,13 +178,10 @@ def _assistant(profile: Profile, message: Message, *, model: str) -> dict[str, A
     calls = message.tool_calls
     if not row["content"] and calls and profile.request.empty_content == "null":
         row["content"] = None
-    field = profile.reasoning_out.field
-    if field is not None:
-        reasoning = _reasoning(profile, message)
-        if field == "content":
-            row[field] = _with_thinking(as_text(reasoning), row[field])
-        elif reasoning is not None:
-            row[field] = reasoning
+    if profile.reasoning_out.field == "content":
+        row["content"] = _with_thinking(message, row["content"])
+    else:
+        row |= _reasoning(profile, message)
     if profile.request.message_extra and message.model in (None, model):
         row |= _extra_fields(profile.request.message_extra, message)
     if calls:
@@ -170,14 +189,27 @@ def _assistant(profile: Profile, message: Message, *, model: str) -> dict[str, A
     return row
 
 
-def _with_thinking(reasoning: str, content: object) -> object:
-    """Returns the content with the reasoning as a closed thinking chunk before it."""
-    if not reasoning:
-        return content
-    chunk = {"type": "thinking", "thinking": [{"type": "text", "text": reasoning}], "closed": True}
-    if isinstance(content, list):
-        return [chunk, *cast("list[object]", content)]
-    return [chunk, {"type": "text", "text": content}] if content else [chunk]
+def _with_thinking(message: Message, content: object) -> object:
+    """Returns the content with the reasoning as closed thinking chunks, and with the service's own blocks, in their places."""
+    blocks: list[Any] = []
+    for part in message.parts:
+        match part:
+            case ReasoningPart():
+                sealed = [] if part.details is None else json.loads(part.details)
+                own = [
+                    block for block in sealed if not _is_foreign(block) and not isinstance(block.get("thinking"), str)
+                ]
+                signed = {} if part.signature is None else {"signature": part.signature}
+                inner = [{"type": "text", "text": part.text}]
+                thought = [{"type": "thinking", "thinking": inner, "closed": True, **signed}] if part.text else []
+                blocks += own or thought
+            case TextPart(text=text):
+                blocks += [{"type": "text", "text": text}] if text else []
+            case MediaPart():
+                blocks.append(_media(part))
+            case _:
+                continue
+    return content if all(block["type"] == "text" for block in blocks) else blocks
 
 
 def _extra_fields(names: Sequence[str], message: Message) -> dict[str, Any]:
@@ -189,25 +221,32 @@ def _extra_fields(names: Sequence[str], message: Message) -> dict[str, Any]:
     return {name: value for name, value in extra.items() if name in names}
 
 
-def _reasoning(profile: Profile, message: Message) -> str | list[Any] | None:
-    """Returns the value of the profile's reasoning field for this turn; None to leave the field out."""
+def _reasoning(profile: Profile, message: Message) -> dict[str, Any]:
+    """Returns the reasoning of this turn in the fields that the profile has for it."""
     rules = profile.reasoning_out
+    field = rules.field
+    if field is None:
+        return {}
     parts = [part for part in message.parts if isinstance(part, ReasoningPart)]
-    if rules.field == profile.reasoning_in.details_field:
-        blocks = [block for part in parts if part.details is not None for block in json.loads(part.details)]
-        blocks = [block for block in blocks if not _is_foreign(block)]
-        if blocks:
-            return blocks
-    elif any(part.text for part in parts):
-        return "".join(part.text for part in parts)
+    if field in DETAILS:
+        fields: dict[str, list[Any]] = {}
+        for part in parts:
+            for block in json.loads(part.details) if part.details is not None else ():
+                if not _is_foreign(block):
+                    fields.setdefault(DETAILS["thinking" in as_text(block["type"])], []).append(block)
+        if fields:
+            return fields
+        field = rules.text_field
+    if field is not None and any(part.text for part in parts):
+        return {field: "".join(part.text for part in parts)}
     wants = rules.placeholder_on == "all" or (rules.placeholder_on == "tool_calls" and bool(message.tool_calls))
-    return rules.placeholder if wants else None
+    return {rules.field: rules.placeholder} if wants and rules.field is not None else {}
 
 
 def _is_foreign(block: object) -> bool:
     """Returns True for an item of the Responses API or a part of Gemini, which the same model may have sent on that wire."""
     kind = as_text(as_dict(block).get("type"))
-    return kind in ("", "compaction", "reasoning") or kind.endswith("_call")
+    return kind in ("", "compaction", "reasoning") or (kind.endswith("_call") and not kind.startswith("reasoning."))
 
 
 def _calls(profile: Profile, message: Message, *, model: str) -> list[dict[str, Any]]:
@@ -240,12 +279,7 @@ def _call_id(original: str, rules: RequestRules) -> str:
 
 
 def _results(message: Message, rules: RequestRules) -> list[dict[str, Any]]:
-    results = message.tool_results
-    rows: list[dict[str, Any]] = [
+    return [
         {"role": "tool", "tool_call_id": _call_id(result.call_id, rules), "content": result.content}
-        for result in results
+        for result in message.tool_results
     ]
-    media = [_media(part) for part in message.parts if isinstance(part, MediaPart)]
-    if media:
-        rows[-1]["content"] = [{"type": "text", "text": results[-1].content}, *media]
-    return rows
