@@ -19,6 +19,7 @@ from langchain_core.runnables import Runnable
 from ctxfold.adapters.model_calls import ChunkReader, ModelStream
 from ctxfold.adapters.part_order import Place
 from ctxfold.errors import ConfigError, MessageError
+from ctxfold.history.alternation import later_system_as_users
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, Part, ReasoningPart, TextPart, Usage, with_unique_calls
@@ -31,6 +32,9 @@ from langchain_ctx.reasoning import first_with_reasoning
 
 Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
+_SYSTEM_LEADS = frozenset(
+    {"langchain_anthropic", "langchain_aws", "langchain_google_genai", "langchain_google_vertexai"}
+)
 
 
 def messages_to_send(
@@ -51,8 +55,18 @@ def messages_to_send(
 def window_for(model: Any, request: Request) -> list[BaseMessage]:
     """Returns the request's messages for the model that is asked, without reasoning that its service would refuse."""
     return messages_to_send(
-        request.messages, request.model or model_name(model), reasoning_from=first_with_reasoning(model, request)
+        _legal_for(model, request.messages),
+        request.model or model_name(model),
+        reasoning_from=first_with_reasoning(model, request),
     )
+
+
+def _legal_for(model: Any, messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns the messages, for a model whose package takes system messages at the head alone with later ones as the user's."""
+    while (bound := getattr(model, "bound", None)) is not None:
+        model = bound
+    packages = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
+    return messages if packages.isdisjoint(_SYSTEM_LEADS) else later_system_as_users(messages)
 
 
 def _with_ids_for(model: str | None, messages: Iterable[Message]) -> Sequence[Message]:
@@ -99,7 +113,11 @@ class WindowCache:
 
     def window_for(self, key: SessionKey, model: Any, request: Request) -> list[BaseMessage]:
         """Returns the request's messages as LangChain's, for the model that is asked, in a new list."""
-        name, messages, reasoning_from = model_name(model), request.messages, first_with_reasoning(model, request)
+        name, messages, reasoning_from = (
+            model_name(model),
+            _legal_for(model, request.messages),
+            first_with_reasoning(model, request),
+        )
         last, shown = self._windows.get((key, name)) or ConvertedWindow([], []), [*_with_ids_for(name, messages)]
         same = [*map(is_, last.messages, shown), False].index(False)
         if reasoning_from != last.reasoning_from:

@@ -25,9 +25,9 @@ from ctxfold.adapters.part_order import bound
 from ctxfold.backends.profile import UsagePaths
 from ctxfold.backends.response_parser import usage_from
 from ctxfold.errors import InvalidToolArgumentsError
-from ctxfold.messages import Part, ReasoningPart, TextPart, ToolCallPart
+from ctxfold.messages import REFUSAL, Part, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.protocols import Chunk, ToolCallDelta
-from ctxfold.stream import REFUSAL, ToolCalls
+from ctxfold.stream import ToolCalls
 from ctxfold.validation import as_dict, as_list
 from llamaindex_ctx.messages import from_chat_message, to_chat_message
 

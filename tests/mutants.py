@@ -4468,6 +4468,24 @@ MUTANTS: tuple[Mutant, ...] = (
             "wire/test_silent_replies.py::test_w7_converse_keeps_citations_and_images_and_sends_them_back",
         ),
     ),
+    *_of(
+        "engine/request.py",
+        (
+            "an_empty_message_is_sent_again",
+            " if says_something(entry.message) or entry is entries[-1]]",
+            " if True]",
+            "wire/test_legal_windows.py::test_l7_empty_messages_are_left_out_of_requests_and_stay_in_the_log wire/test_legal_windows.py::test_l7_an_empty_answer_of_a_users_own_model_is_left_out_of_later_requests",
+        ),
+    ),
+    *_of(
+        "history/alternation.py",
+        (
+            "later_system_messages_stay_system",
+            'm.with_role("user") if m.role == "system" and i > head else m',
+            "m",
+            "wire/test_legal_windows.py::test_l6_a_users_own_model_gets_later_system_messages_as_it_takes_them",
+        ),
+    ),
 )
 
 

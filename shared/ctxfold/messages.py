@@ -30,6 +30,7 @@ Visibility: TypeAlias = Literal["model", "user"]
 ROLES: frozenset[str] = frozenset(get_args(Role))
 KINDS: frozenset[str] = frozenset(get_args(MessageKind))
 VISIBLE = frozenset({*get_args(Visibility), None})
+REFUSAL = "refusal"  # the namespace of the opaque part that keeps why a model refused
 PROVIDER_SUMMARY = "provider_summary"  # the namespace of the opaque part that keeps a provider's own summary
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 from ctxfold.errors import BackendError
-from ctxfold.messages import Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart, Usage
+from ctxfold.messages import REFUSAL, Message, Opaque, Part, ReasoningPart, TextPart, ToolCallPart, Usage
 from ctxfold.protocols import Chunk, Reply, ToolCallDelta
 from ctxfold.validation import json_object, repaired, strict_text
 
@@ -64,7 +64,6 @@ class Completed:
 StreamPiece: TypeAlias = Thinking | ContentFirst | Content | ToolCalls
 StreamEvent: TypeAlias = StreamPiece | Completed
 
-REFUSAL = "refusal"
 _CUT_SHORT = frozenset({"length", "context_window", "content_filter", "error"})
 _TEXT_KEYS = ("text", "summary", "thinking")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from ctxfold.engine.fit import Window
 from ctxfold.errors import ConfigError
-from ctxfold.history.alternation import alternating
+from ctxfold.history.alternation import alternating, says_something
+from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Role, TextPart, ToolSpec
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import ContextBackend, Request, TokenCounter, capabilities_of
@@ -182,11 +183,13 @@ def build_request(
     open_session: OpenSession, window: Window, options: Options, *, model: str, rules: Policy, scratch_role: Role
 ) -> Request:
     """Returns the request that shows `model` this window, with the marks by which a backend sets its cache points."""
-    stored = [entry.message for entry in window.view]
+    entries = list(window.view)
+    view = [entry for entry in entries if says_something(entry.message) or entry is entries[-1]]
+    stored = [entry.message for entry in view]
     messages = place_scratch(stored, Scratch(options.scratch or "", scratch_role), window.recalled)
     refused_seq = open_session.refused_seqs.get(model, 0)
-    unbound_before = _up_to(window, max(open_session.unbound_seq, refused_seq))
-    refused_before = _up_to(window, refused_seq)
+    unbound_before = _up_to(view, max(open_session.unbound_seq, refused_seq))
+    refused_before = _up_to(view, refused_seq)
     # passages and scratch are among the last three: passages, question, scratch
     last = range(max(0, len(messages) - 3), len(messages))
     stable = next((i for i in last if messages[i].id in (SCRATCH_ID, PASSAGES_ID)), len(messages))
@@ -213,9 +216,9 @@ def build_request(
     )
 
 
-def _up_to(window: Window, seq: int) -> int:
+def _up_to(view: Sequence[Entry], seq: int) -> int:
     """Returns the number of leading messages up to the last one that is no newer than the record `seq`; 0 is no record."""
-    return seq and max((index + 1 for index, entry in enumerate(window.view) if entry.seq <= seq), default=0)
+    return seq and max((index + 1 for index, entry in enumerate(view) if entry.seq <= seq), default=0)
 
 
 def note_prefix(
