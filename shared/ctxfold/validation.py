@@ -179,7 +179,7 @@ def as_dicts(value: object) -> list[dict[str, Any]]:
 
 def json_problem(error: Exception) -> str:
     """Returns the reason why JSON text could not be read or written, for an error message."""
-    return f"more than {MAX_JSON_DEPTH} levels deep" if isinstance(error, RecursionError) else str(error)
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def whole_number(what: str, value: object, advice: str) -> int:
