@@ -4474,7 +4474,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "an_empty_message_is_sent_again",
             " if says_something(entry.message) or entry is entries[-1]]",
             " if True]",
-            "wire/test_legal_windows.py::test_l7_empty_messages_are_left_out_of_requests_and_stay_in_the_log wire/test_legal_windows.py::test_l7_an_empty_answer_of_a_users_own_model_is_left_out_of_later_requests",
+            "wire/test_legal_windows.py::test_l7_empty_messages_are_left_out_of_requests_and_stay_in_the_log",
         ),
     ),
     *_of(
