@@ -30,7 +30,8 @@ class Frame(NamedTuple):
 class EventStreamDecoder:
     """Turns bytes into frames whose checksums are right; raises BackendError("protocol") for anything else.
 
-    Headers of other types than text are skipped.
+    A wrong checksum of a frame whose length is right is "connection", which is tried again. Headers of other types than text
+    are skipped.
     """
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -63,7 +64,8 @@ class EventStreamDecoder:
     def _frame(self, frame: bytes, headers_end: int) -> Frame:
         end = len(frame) - _CRC.size
         if crc32(memoryview(frame)[:end]) != _CRC.unpack_from(frame, end)[0]:
-            raise _broken(f"a frame of {len(frame)} bytes with a wrong checksum")
+            # its length was right, so that this is Bedrock's stream: worth another try
+            raise _broken(f"a frame of {len(frame)} bytes with a wrong checksum", "connection")
         raw = frame[_PRELUDE.size : headers_end]
         headers = self._known.get(raw)
         if headers is None:
@@ -97,7 +99,7 @@ def _headers(raw: bytes) -> Mapping[str, str]:
     return headers
 
 
-def _broken(what: str) -> BackendError:
+def _broken(what: str, kind: str = "protocol") -> BackendError:
     return BackendError(
-        f"the event stream has {what}: it was changed on its way, or base_url is not that of Bedrock", kind="protocol"
+        f"the event stream has {what}: it was changed on its way, or base_url is not that of Bedrock", kind=kind
     )

@@ -40,7 +40,7 @@ from ctxfold.validation import as_dict, as_dicts
 
 ContentBlock = dict[str, Any]
 ToBlocks: TypeAlias = Callable[[Message, bool, bool], list[ContentBlock]]
-EXTRAS = frozenset({"caller", "citations"})
+EXTRAS = frozenset({"caller", "citations", "toolset_name"})
 _UNMARKABLE = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -134,7 +134,7 @@ def project(
     to_blocks = to_blocks or _own_blocks
     messages = with_unique_calls(messages)
     kept = kept_reasoning(profile.reasoning_out, messages, model=model, unbound_before=unbound_before)
-    result = Projected()
+    result, toolsets = Projected(), dict[str, str]()
     leading = True
     place, provided = provider_summary(profile, messages, model=model, refused_before=refused_before)
     for index, message in enumerate(messages):
@@ -142,6 +142,7 @@ def project(
         blocks = to_blocks(message, kept[index] and index >= refused_before, message.model in (None, model))
         if index == place:
             blocks = provided
+        _name_toolsets(blocks, toolsets)
         if any(map(compacts, blocks)):
             result.rows.clear()
             result.blocks[:] = [
@@ -153,6 +154,15 @@ def project(
         elif blocks:
             _add(result.rows, "assistant" if message.role == "assistant" or index == place else "user", blocks)
     return result
+
+
+def _name_toolsets(blocks: Iterable[ContentBlock], toolsets: dict[str, str]) -> None:
+    """Notes the toolset of each call that has one, and names it on the result too."""
+    for block in blocks:
+        if block.get("type") == "tool_use" and "toolset_name" in block:
+            toolsets[block["id"]] = block["toolset_name"]
+        elif block.get("type") == "tool_result" and block["tool_use_id"] in toolsets:
+            block["toolset_name"] = toolsets[block["tool_use_id"]]
 
 
 def _own_blocks(message: Message, reasoning: bool, own: bool) -> list[ContentBlock]:

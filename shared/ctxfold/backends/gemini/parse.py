@@ -87,8 +87,9 @@ class GeminiParser(AnswerParser):
     def _last(
         self, body: Mapping[str, Any], usage: Usage | None, finish: str | None, fields: Mapping[str, Any]
     ) -> Chunk:
-        empty = self._empty_content
-        return Chunk(model=self._model, raw=body, usage=usage, finish_reason=finish, empty_content=empty, **fields)
+        shared: dict[str, Any] = {"model": self._model, "raw": body, "empty_content": self._empty_content}
+        billed = _billed(body.get("usageMetadata"), usage)
+        return Chunk(usage=usage, billed=billed, finish_reason=finish, **shared, **fields)
 
     def _part(self, part: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns the fields of the chunk of a part; None for an empty text that is not signed."""
@@ -160,3 +161,9 @@ def _usage(metadata: object) -> Usage | None:
         return None
     prompt, answer, thoughts, cached = counts
     return Usage(prompt, answer + thoughts, cached, 0, thoughts)
+
+
+def _billed(metadata: object, usage: Usage | None) -> Usage | None:
+    """Returns the usage with what the service's own tools brought, which is input beside the prompt; None without any."""
+    tools = as_dict(metadata).get("toolUsePromptTokenCount")
+    return usage + Usage(tools) if usage is not None and type(tools) is int and tools > 0 else None
