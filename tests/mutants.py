@@ -4486,6 +4486,33 @@ MUTANTS: tuple[Mutant, ...] = (
             "wire/test_legal_windows.py::test_l6_a_users_own_model_gets_later_system_messages_as_it_takes_them",
         ),
     ),
+    *_of(
+        "backends/gemini/parse.py",
+        (
+            "tokens_of_geminis_tools_are_free",
+            "    return usage + Usage(tools) if usage",
+            "    return None if usage",
+            "wire/test_small_print.py::test_w11_tokens_of_geminis_own_tools_are_input",
+        ),
+    ),
+    *_of(
+        "backends/anthropic/request.py",
+        (
+            "a_result_names_no_toolset",
+            '            block["toolset_name"] = toolsets[block["tool_use_id"]]',
+            "            pass",
+            "wire/test_small_print.py::test_w11_the_toolset_of_a_call_goes_back_on_call_and_result",
+        ),
+    ),
+    *_of(
+        "backends/eventstream.py",
+        (
+            "a_damaged_frame_is_not_tried_again",
+            'with a wrong checksum", "connection")',
+            'with a wrong checksum")',
+            "wire/test_small_print.py::test_w11_a_wrong_checksum_of_converse_is_tried_again",
+        ),
+    ),
 )
 
 
