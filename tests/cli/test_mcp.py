@@ -88,7 +88,7 @@ async def test_search_then_read(store: str) -> None:
     async with connected(store) as client:
         found = await told(client, "search", query="locker")
         line = found.splitlines()[1]
-        assert line.startswith("- session ann, #2, user, 20")
+        assert line.startswith('- session "ann", #2, user, 20')
         assert "47-B" in line
         assert "\x1b" not in found
         assert await told(client, "search", query="locker", sessions=["bob"]) == "Nothing was found."
@@ -125,10 +125,10 @@ async def test_long_messages_come_in_pieces(path: Path, store: str) -> None:
 async def test_sessions_are_listed_newest_first(store: str) -> None:
     async with connected(store) as client:
         lines = (await told(client, "list_sessions")).splitlines()
-        assert [line.split(",")[0] for line in lines] == ["- bob", "- ann"]
+        assert [line.split(",")[0] for line in lines] == ['- "bob"', '- "ann"']
         assert lines[0].endswith("1 turns, 0 compactions: look")
         assert (await told(client, "list_sessions", limit=1)).splitlines()[1].startswith("1 more")
-        assert (await told(client, "list_sessions", containing="AN")).startswith("- ann")
+        assert (await told(client, "list_sessions", containing="AN")).startswith('- "ann"')
         assert await told(client, "list_sessions", containing="eve") == "There is no session."
 
 
@@ -137,7 +137,7 @@ async def test_a_session_without_messages_is_listed(store: str) -> None:
         pass
     async with connected(store) as client:
         lines = (await told(client, "list_sessions")).splitlines()
-        assert [line.split(",")[0] for line in lines] == ["- new", "- bob", "- ann"]
+        assert [line.split(",")[0] for line in lines] == ['- "new"', '- "bob"', '- "ann"']
         assert lines[0].endswith("0 turns, 0 compactions: ")
         assert "'#1' is not in session 'new'" in await refused(client, "read", session="new", reference="#1-#2")
 
@@ -157,7 +157,7 @@ async def test_what_is_remembered_is_found(store: str) -> None:
 
 async def test_pin_and_unpin(store: str) -> None:
     async with connected(store) as client:
-        assert await told(client, "pin", session="bob", reference="#1") == "Pinned #1 of session bob."
+        assert await told(client, "pin", session="bob", reference="#1") == 'Pinned #1 of session "bob".'
         with context(store=store, session_id="bob") as bob:
             assert [b.id for b in bob.explain().blocks if b.why == "pinned"] == ["q"]
         await told(client, "unpin", session="bob", reference="#1")

@@ -167,7 +167,7 @@ def test_a_file_that_cannot_be_put_in_its_place_leaves_nothing_behind(make: Make
     folder = tmp_path / "taken"
     folder.mkdir()
     for write in (ctx.export_jsonl, ctx.save_snapshot):
-        with pytest.raises(OSError):
+        with pytest.raises(ConfigError, match="no regular file"):
             write(folder)
     assert [*tmp_path.iterdir()] == [folder]
 

@@ -221,7 +221,7 @@ def test_other_sessions_digests_are_a_section_of_their_own(make: Make) -> None:
     ctx.ctx.memory.add("digest", "This is the conversation itself.")
     ctx.send("hello")
     section = next(m for m in backend.requests[0].messages if m.kind == "section")
-    assert section.text.splitlines()[1:] == ["- conversation 's0': The certificate was renewed in May."]
+    assert section.text.splitlines()[1:] == ['- conversation "s0": The certificate was renewed in May.']
 
 
 def test_a_tree_is_read_from_the_general_to_the_detailed(make: Make) -> None:

@@ -14,7 +14,7 @@ from ctxfold.cli.common import moment, session_in
 from ctxfold.effects import run
 from ctxfold.engine.owner_search import scope_of, search_owner
 from ctxfold.errors import ConfigError, MessageErasedError, MessageNotFoundError
-from ctxfold.history.prompt_safety import as_quoted_data, strip_control_chars
+from ctxfold.history.prompt_safety import as_quoted_data, quoted_name
 from ctxfold.history.records import OFFLOADED, SessionKey
 from ctxfold.inspect.explain import readable_text
 from ctxfold.memory.store import new_item, rendered
@@ -80,7 +80,7 @@ class OwnerTools:
         )
         hits = run(search_owner(self._ports, self._owner, query, scope, limit=limit), self._ports)
         message_lines = [
-            f"- session {strip_control_chars(h.session)}, {h.reference}, {h.role}, {_when(h.at_s)}, score {h.score:.2f}: "
+            f"- session {quoted_name(h.session)}, {h.reference}, {h.role}, {_when(h.at_s)}, score {h.score:.2f}: "
             f"{as_quoted_data(h.excerpt)}"
             for h in hits
         ]
@@ -160,13 +160,13 @@ class OwnerTools:
         with self._opened(session) as context:
             message = context.get(reference)
             context.pin(message.id)
-        return f"Pinned {reference} of session {strip_control_chars(session)}."
+        return f"Pinned {reference} of session {quoted_name(session)}."
 
     def unpin(self, session: Session, reference: Reference) -> str:
         """End the pin of a message of a conversation. The message stays readable."""
         with self._opened(session) as context:
             context.unpin(context.get(reference).id)
-        return f"Unpinned {reference} of session {strip_control_chars(session)}."
+        return f"Unpinned {reference} of session {quoted_name(session)}."
 
     # sessions
 
@@ -186,7 +186,7 @@ class OwnerTools:
                 said = (message for _, message in _messages(context, 1, OPENING) if isinstance(message, Message))
                 opening = next((m.text for m in said if m.role == "user" and m.visibility != "user"), "")
         return (
-            f"- {strip_control_chars(name)}, {_when(at_s)}, {used.turns} turns, {used.compactions} compactions: "
+            f"- {quoted_name(name)}, {_when(at_s)}, {used.turns} turns, {used.compactions} compactions: "
             f"{as_quoted_data(' '.join(opening.split()), max_chars=OPENING_CHARS)}"
         )
 

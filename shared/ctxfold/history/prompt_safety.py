@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -210,6 +211,11 @@ def strip_control_chars(text: str) -> str:
     if "<" in plain or "＜" in plain:
         plain = _MARKUP.sub("‹", plain)
     return _TEMPLATE.sub(r"(\1)", plain) if "[" in plain or "<" in plain else plain
+
+
+def quoted_name(name: str) -> str:
+    """Returns a name as a JSON string on one line: a name that a user chose cannot pass for lines of a text that a model reads."""
+    return json.dumps(strip_control_chars(name), ensure_ascii=False)
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:

@@ -45,8 +45,8 @@ def offloaded_of(key: SessionKey) -> tuple[SessionKey, ...]:
     return tuple(SessionKey(key.owner, f"{name}{OFFLOADED}") for name in names)
 
 
-# stands in a text for the message's own reference, which it gets when it is stored
-OWN_REFERENCE = "#?"
+# in an excerpt, stands for the message's own reference, which it gets when it is stored; no text has a noncharacter of Unicode
+OWN_REFERENCE = "#\ufdd0"
 
 
 @dataclass(frozen=True, slots=True)

@@ -416,9 +416,12 @@ def _check_pins(engine: Engine, open_session: OpenSession, lines: Sequence[Line]
 def write_lines(path: str | os.PathLike[str], lines: Sequence[str]) -> int:
     """Writes the lines to a temporary file and moves it to `path`, so that the file is complete or absent; returns how many.
 
-    Raises StoreUnavailableError, which is an OSError, when the disk is full.
+    A symbolic link keeps leading to its file, which is written. Raises ConfigError for a pipe, a device or a folder, and
+    StoreUnavailableError, which is an OSError, when the disk is full.
     """
-    target = Path(path)
+    target = Path(path).resolve() if Path(path).is_symlink() else Path(path)
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"{path} is no regular file, and nothing was written: give the name of a file, or a new name")
     if not target.parent.is_dir():
         # not the name that it has meanwhile
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))

@@ -9,6 +9,7 @@ from typing import Any
 from ctxfold.effects import Flow, StoreCall
 from ctxfold.errors import ConfigError
 from ctxfold.history.memory_items import MemoryItem
+from ctxfold.history.prompt_safety import quoted_name
 from ctxfold.memory.categories import MEMORY_KINDS, MemoryKind
 from ctxfold.memory.store import Recollection, ranked_items, rendered, visible
 from ctxfold.protocols import Ports, Store
@@ -79,4 +80,4 @@ def _level(item: MemoryItem) -> int:
 
 
 def _source(item: MemoryItem, row: MemoryKind) -> str:
-    return f"conversation {item.session!r}" if row.others and item.session else ""
+    return f"conversation {quoted_name(item.session)}" if row.others and item.session else ""
