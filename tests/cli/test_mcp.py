@@ -176,7 +176,7 @@ async def test_another_owner_cannot_be_reached(store: str) -> None:
                 assert "does not exist" in await refused(client, tool, session=name, reference="#1")
     async with connected(store, owner="mallory") as client:
         assert "mine alone" in await told(client, "read", session="eve", reference="#1")
-        assert (await told(client, "list_sessions")).splitlines()[0].startswith("- eve")
+        assert (await told(client, "list_sessions")).splitlines()[0].startswith('- "eve"')
 
 
 async def test_wrong_arguments_are_explained(store: str) -> None:
