@@ -275,9 +275,10 @@ def usage_of(response: ChatResponse) -> Usage | None:
     )  # of an event of OpenAI's Responses, and of Bedrock
     own = [field_of(raw, "usage"), *(field_of(each, "usage") for each in inner), beside.get("usage")]
     own.append(field_of(raw, "usage_metadata"))
-    told = (notes, response.message.additional_kwargs.get("usage"), raw if isinstance(raw, Mapping) else None)
+    told: list[object] = [notes, response.message.additional_kwargs.get("usage")]
+    told += [cast("object", raw)] if isinstance(raw, Mapping) else []
     # ours are complete, and so is what an integration tells of the cache
-    sources = (*told, *own) if notes.keys() & _CACHE_NOTES else (*own, *told)
+    sources: list[object] = [*told, *own] if notes.keys() & _CACHE_NOTES else [*own, *told]
     for source in filter(None, sources):
         fields = as_dict(to_jsonable_python(source, fallback=_fields_of))
         if not any(_number(fields, *names) for names in (_PATHS.input, _PATHS.output)):

@@ -4289,8 +4289,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../llamaindex_ctx/replies.py",
         (
             "cached_tokens_are_read_from_the_copied_counts",
-            "sources = (*told, *own) if notes.keys() & _CACHE_NOTES else (*own, *told)",
-            "sources = (*told, *own)",
+            " = [*told, *own] if notes.keys() & _CACHE_NOTES else [*own, *told]",
+            " = [*told, *own]",
             "llamaindex/test_usage_reports.py",
         ),
     ),
