@@ -22,8 +22,6 @@ from pydantic_core import from_json, to_jsonable_python
 
 from ctxfold import Fold, Message, Reply, Usage
 from ctxfold.adapters.part_order import bound
-from ctxfold.backends.profile import UsagePaths
-from ctxfold.backends.response_parser import usage_from
 from ctxfold.errors import InvalidToolArgumentsError
 from ctxfold.messages import REFUSAL, Part, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.protocols import Chunk, ToolCallDelta
@@ -37,25 +35,18 @@ FINISH = "finish_reason"  # on every whole one, the last of a stream among them
 _ANTHROPIC_CACHE = frozenset({"cache_read_input_tokens", "cache_creation_input_tokens"})
 _EXCLUDED = _ANTHROPIC_CACHE | {"cacheReadInputTokens", "cacheWriteInputTokens"}  # from the input beside them
 _CACHE_NOTES = _ANTHROPIC_CACHE | {"cache_read_tokens"}
-_DEFAULT = UsagePaths()
-_PATHS = UsagePaths(
-    input=(*_DEFAULT.input, "prompt_token_count", "prompt_eval_count", "inputTokens"),
-    output=(*_DEFAULT.output, "candidates_token_count", "eval_count", "outputTokens"),
-    cache_read=(
-        "cache_read_tokens",
-        *_DEFAULT.cache_read,
-        "cache_read_input_tokens",
-        "cacheReadInputTokens",
-        "cached_content_token_count",
-    ),
-    cache_write=(
-        "cache_write_tokens",
-        *_DEFAULT.cache_write,
-        "cache_creation_input_tokens",
-        "cacheWriteInputTokens",
-    ),
-    reasoning=(*_DEFAULT.reasoning, "thoughts_token_count"),
+# dotted paths into a usage object, under the names of all services
+_INPUT = "prompt_tokens input_tokens prompt_token_count prompt_eval_count inputTokens"
+_OUTPUT = "completion_tokens output_tokens candidates_token_count eval_count outputTokens"
+_READ = (
+    "cache_read_tokens prompt_tokens_details.cached_tokens input_tokens_details.cached_tokens prompt_cache_hit_tokens "
+    "cached_tokens cache_read_input_tokens cacheReadInputTokens cached_content_token_count"
 )
+_WRITTEN = (
+    "cache_write_tokens prompt_tokens_details.cache_write_tokens input_tokens_details.cache_write_tokens "
+    "cache_creation_input_tokens cacheWriteInputTokens"
+)
+_REASONING = "completion_tokens_details.reasoning_tokens output_tokens_details.reasoning_tokens reasoning_tokens thoughts_token_count"
 
 
 def chat_response(reply: Reply, *, one_call: bool = False) -> ChatResponse:
@@ -270,9 +261,8 @@ def usage_of(response: ChatResponse) -> Usage | None:
     """
     raw, beside = response.raw, noted(response)
     notes = {name: value for name, value in beside.items() if isinstance(value, int)}
-    inner = (
-        field_of(raw, name) for name in ("response", "metadata")
-    )  # of an event of OpenAI's Responses, and of Bedrock
+    # of an event of OpenAI's Responses, and of Bedrock
+    inner = (field_of(raw, name) for name in ("response", "metadata"))
     own = [field_of(raw, "usage"), *(field_of(each, "usage") for each in inner), beside.get("usage")]
     own.append(field_of(raw, "usage_metadata"))
     told: list[object] = [notes, response.message.additional_kwargs.get("usage")]
@@ -281,13 +271,15 @@ def usage_of(response: ChatResponse) -> Usage | None:
     sources: list[object] = [*told, *own] if notes.keys() & _CACHE_NOTES else [*own, *told]
     for source in filter(None, sources):
         fields = as_dict(to_jsonable_python(source, fallback=_fields_of))
-        if not any(_number(fields, *names) for names in (_PATHS.input, _PATHS.output)):
+        into, out = _number(fields, _INPUT), _number(fields, _OUTPUT)
+        if into is None and out is None:
             continue
+        read, written = _number(fields, _READ) or 0, _number(fields, _WRITTEN) or 0
         excluded = "inputTokens" in fields or ("input_tokens" in fields and "prompt_tokens" not in fields)
         excluded = (excluded or source is notes) and bool(fields.keys() & _EXCLUDED)
-        usage = usage_from(fields, _PATHS.model_copy(update={"input_includes_cache": not excluded}))
-        thoughts = _number(fields, "thoughts_token_count") or 0  # Gemini's: not within its candidates
-        return replace(usage, output_tokens=usage.output_tokens + thoughts)
+        out = (out or 0) + (_number(fields, "thoughts_token_count") or 0)  # Gemini's: not within its candidates
+        into = (into or 0) + (read + written if excluded else 0)
+        return Usage(into, out, read, written, _number(fields, _REASONING) or 0)
     return None
 
 
@@ -307,8 +299,15 @@ def _model(response: ChatResponse) -> str | None:
     return model if isinstance(model, str) else None
 
 
-def _number(source: Mapping[str, Any], *names: str) -> int | None:
-    return next((n for name in names if isinstance(n := source.get(name), int) and not isinstance(n, bool)), None)
+def _number(fields: Mapping[str, Any], paths: str) -> int | None:
+    """Returns the first number at one of the paths; None where there is none."""
+    for path in paths.split():
+        value: object = fields
+        for step in path.split("."):
+            value = as_dict(value).get(step)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
 
 
 def field_of(source: object, name: str) -> object:
