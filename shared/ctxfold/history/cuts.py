@@ -259,9 +259,9 @@ def with_known_calls(messages: Sequence[Message], waiting: Sequence[ToolCallPart
     """Returns the messages with each result under the id of the call that it answers.
 
     Some services give their calls no ids, the tool's name, or one number for all. A result whose id no call has answers a call of
-    its round that has no other result: the first of its tool, else the first. `waiting` are the calls that are open before the
-    list: other results of their round may be stored already, so that an id of its own names no call of theirs. A result under
-    the id of a call that is answered already stays as it is.
+    its round that has no other result: the first of its tool, else the first, unless both have ids of their own. `waiting` are the
+    calls that are open before the list: other results of their round may be stored already, so that an id of its own names no call
+    of theirs. A result under the id of a call that is answered already stays as it is.
     """
     known = {c.id for m in messages for c in m.tool_calls} | {c.id for c in waiting}
     matched, unmatched, unanswered, called = [*messages], list[int](), _Unanswered(waiting), False
@@ -313,7 +313,7 @@ def _match_by_tool(messages: list[Message], indices: Sequence[int], calls: _Unan
         result = messages[index].tool_results[0]
         call = calls.take("name", result.name or result.call_id) or calls.take("name", result.call_id)
         if call is None:
-            nameless.append(index)
+            nameless += [index] if _may_be_any(result, calls) else []
         else:
             messages[index] = _answering(messages[index], call)
     for index in nameless:
