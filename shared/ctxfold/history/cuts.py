@@ -313,7 +313,7 @@ def _match_by_tool(messages: list[Message], indices: Sequence[int], calls: _Unan
         result = messages[index].tool_results[0]
         call = calls.take("name", result.name or result.call_id) or calls.take("name", result.call_id)
         if call is None:
-            nameless += [index] if _may_be_any(result, calls) else []
+            nameless += [index] if calls.may_be_any(result) else []
         else:
             messages[index] = _answering(messages[index], call)
     for index in nameless:
