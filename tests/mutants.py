@@ -482,7 +482,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_message_pinned_within_the_turn_stays_hidden",
-            "if fits and not any(e.id in open_session.state.pins for e in missing):",
+            "if fits and not any(e.id in open_session.pins for e in missing):",
             "if fits:",
             "retrieval/test_tail_gives_way.py::test_a_message_that_is_pinned_within_the_turn_is_shown_again",
         ),
@@ -1163,14 +1163,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_discarded_turn_joins_the_conversation",
-            'joins=status != "discarded"',
-            "joins=bool(status)",
+            'if turn is None or status == "discarded":',
+            "if turn is None:",
             "engine/test_exchange.py::test_a_failure_leaves_the_session_as_it_was_and_can_be_tried_again",
         ),
         (
             "half_a_tool_round_joins_the_conversation",
-            "kept = complete_prefix(turn.entries)",
-            "kept = len(turn.entries)",
+            "complete = complete_prefix(turn.entries)",
+            "complete = len(turn.entries)",
             "engine/test_outages.py::test_a_retry_after_the_turn_was_aborted_stores_what_it_did_not_keep",
         ),
         (
@@ -3530,7 +3530,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../langchain_ctx/message_lists.py",
         (
             "a_round_that_is_known_loses_its_notes",
-            "start = next((i for i in range(newest, 0, -1) if not isinstance(messages[i], ToolMessage)), 0)",
+            "start = _round_start(messages, min(first, len(messages) - 1))",
             "start = first",
             "langchain/test_node_lists.py::test_a_call_whose_result_was_lost_at_a_handoff_has_a_note",
         ),
@@ -3815,18 +3815,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "documents = min(documents, room // 2)",
             "documents = documents if documents <= room // 2 else 0",
             "llamaindex/test_engines.py::test_a_full_memory_of_a_small_window_leaves_half_of_it",
-        ),
-        (
-            "a_memory_does_not_know_the_calls_that_others_put",
-            "if not waiting and _begins_with_result(messages):",
-            "if False:",
-            "llamaindex/test_call_ids.py::test_a_result_without_an_id_that_another_memory_puts_answers_the_call_that_waits",
-        ),
-        (
-            "a_result_without_an_id_answers_any_run",
-            "return waiting[0] if len(waiting) == 1 else ()",
-            "return waiting[0] if waiting else ()",
-            "llamaindex/test_call_ids.py::test_a_result_without_an_id_is_refused_where_two_runs_wait",
         ),
         (
             "a_field_of_a_model_is_no_memory",
@@ -4214,26 +4202,26 @@ MUTANTS: tuple[Mutant, ...] = (
         "history/cuts.py",
         (
             "a_result_does_not_find_its_numbered_call",
-            ' or c.id.rpartition("#")[0] in ids',
-            "",
+            '("id", call.id), ("id", call.id.rpartition("#")[0]), ',
+            '("id", call.id), ',
             "llamaindex/test_call_ids.py faces/test_results_without_ids.py",
         ),
         (
             "a_result_without_an_id_is_matched_by_order_alone",
-            "next((c for c in calls if c.name in (result.name, result.call_id)), None)",
-            "None",
+            'call = calls.take("name", result.name or result.call_id) or calls.take("name", result.call_id)',
+            "call = None",
             "faces/test_results_without_ids.py",
         ),
         (
             "a_result_without_an_id_is_matched_by_tool_alone",
-            "    for index, call in zip(nameless, calls, strict=False):\n",
-            "    for index, call in ():\n",
+            "    for index in nameless:\n",
+            "    for index in ():\n",
             "faces/test_results_without_ids.py",
         ),
         (
             "any_result_answers_the_call_that_waits",
-            "    return not result.call_id or any(",
-            "    return True or any(",
+            'return not result.call_id or ("name"',
+            'return True or ("name"',
             "faces/test_results_without_ids.py",
         ),
         (
@@ -4274,6 +4262,15 @@ MUTANTS: tuple[Mutant, ...] = (
             "if self.unanswered and entry.id in self.dropped:",
             "if False:",
             "engine/test_outages.py engine/test_bad_input.py",
+        ),
+    ),
+    *_of(
+        "engine/engine.py",
+        (
+            "a_result_without_an_id_answers_any_run",
+            "(next(iter(waiting.values())) if len(waiting) == 1 else ())",
+            "next(iter(waiting.values()), ())",
+            "llamaindex/test_call_ids.py::test_a_result_without_an_id_is_refused_where_two_runs_wait",
         ),
     ),
     *_of(
