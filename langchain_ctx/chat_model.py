@@ -118,6 +118,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
 
         Without `session_id` and `store` it is a plain chat model. With `store`, each call may name its session and owner:
         `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (or `thread_id`); these take precedence over the fields.
+        In a graph's run the fields come first, then the thread, and an owner is read under `owner_key` alone.
         `chat.invoke(..., context_window=4_000)`, or that name in `configurable`, sets the window of a single request. How a
         session treats lists, batches, retries, fallbacks and caches is described in docs/langchain-sessions.md.
 
@@ -156,6 +157,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
     extra_body: builtins.dict[str, Any] = Field(default_factory=builtins.dict)
     session: str | None = None
     owner: str = "default"
+    owner_key: str | None = None
     store: Any = Field(default=None, exclude=True)
     context_window: int | None = None
     summarizer: Any = Field(default=None, exclude=True)
@@ -273,7 +275,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
             return
         if "cache" not in self.model_fields_set:
             self.cache = False  # a cached answer would belong to another state of the session
-        extras = {name: value for name, value in (("sections", self.sections), ("embedder", self.embedder)) if value}
+        extras = {name: value for name in ("sections", "embedder", "owner_key") if (value := getattr(self, name))}
         self._sessions = Sessions(
             store=self.store,
             context_window=self.context_window,
@@ -367,7 +369,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         kwargs = with_window(configurable, kwargs)
         if self._sessions is None:
             return kwargs
-        address = address_of_call(config, self.session, self.owner, prompt, kwargs)
+        address = address_of_call(config, self._sessions.names(self.session, self.owner), prompt, kwargs)
         if address is None:
             self._sessions.expect_name(configurable)
             return kwargs

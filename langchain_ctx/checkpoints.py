@@ -27,7 +27,7 @@ from ctxfold.lru import LruCache
 from ctxfold.messages import Message, user
 from ctxfold.protocols import Ports, Store, SystemClock, Uncounted
 from ctxfold.validation import check_name, is_a, kind_of, whole_number
-from langchain_ctx.session_routing import session_key
+from langchain_ctx.session_routing import Names, session_key
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import DeltaChannelHistory  # not in older ones that langchain accepts
@@ -193,7 +193,8 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
     Args:
         saver: the checkpointer that stores the checkpoints; the wrapper does not close it.
         store: the store for the contents; use the middleware's, so that an erasure covers both.
-        owner: the owner of runs whose config has no `configurable["owner"]`.
+        owner: the owner of the contents.
+        owner_key: the key of `configurable` that names the owner of each run, in place of `owner`.
         min_chars: contents with fewer characters stay in the checkpoint.
         missing: "error" raises MessageNotFoundError when a content is not in the store; "placeholder" puts a note in its place.
             A content that was erased with its message is always replaced by a note.
@@ -205,6 +206,7 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
         *,
         store: Store,
         owner: str = "default",
+        owner_key: str | None = None,
         min_chars: int = MIN_CHARS,
         missing: Missing = "error",
     ) -> None:
@@ -218,7 +220,7 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
         super().__init__(serde=saver.serde)
         self._saver = saver
         self._ports = Ports(store=store, counter=Uncounted())
-        self._owner = check_name("owner", owner)
+        self._names = Names(None, check_name("owner", owner), owner_key)
         self._min_chars = whole_number(
             "min_chars", min_chars, "give the characters from which on a content is stored apart"
         )
@@ -227,7 +229,7 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
         self._stored: LruCache[tuple[SessionKey, float, str], bool] = LruCache(_STORED)
 
     def __repr__(self) -> str:
-        return f"SlimCheckpointer({type(self._saver).__name__}, store={self._ports.store!r}, owner={self._owner!r})"
+        return f"SlimCheckpointer({type(self._saver).__name__}, store={self._ports.store!r}, owner={self._names.owner!r})"
 
     # writing
 
@@ -295,9 +297,10 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
             self._stored.update({(key, began_s, c.record_id): True for c in batch})
 
     def _noted(self, config: RunnableConfig, metadata: CheckpointMetadata) -> CheckpointMetadata:
-        """Returns the metadata with the owner where the config names another than this object's."""
+        """Returns the metadata with the owner where that is another than this object's; a client may have named one there."""
+        noted: dict[str, Any] = {name: value for name, value in metadata.items() if name != OWNER}
         owner = self._key(config).owner
-        return metadata if owner == self._owner else cast("CheckpointMetadata", {**metadata, OWNER: owner})
+        return cast("CheckpointMetadata", noted if owner == self._names.owner else {**noted, OWNER: owner})
 
     # reading
 
@@ -425,15 +428,13 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
     # keys
 
     def _key(self, config: RunnableConfig) -> SessionKey:
-        configurable = config.get("configurable", {})
-        return self._key_in(configurable.get("thread_id"), configurable.get("owner", self._owner))
+        return self._key_in(config.get("configurable", {}).get("thread_id"), self._names.owner_in(config))
 
     def _key_of(self, config: RunnableConfig | None, stored: CheckpointTuple | None) -> SessionKey:
-        """Returns the log of a checkpoint's contents; what it says of its owner counts before the config of the reader."""
-        if stored is None:
-            return self._key(config or {})
-        own = cast("Mapping[str, Any]", stored.metadata).get(OWNER)
-        return self._key_in(stored.config.get("configurable", {})["thread_id"], self._owner if own is None else own)
+        """Returns the log of a checkpoint's contents, under the owner that it names: a reader's config need not have one."""
+        own = None if stored is None else cast("Mapping[str, Any]", stored.metadata).get(OWNER)
+        thread = (config or {} if stored is None else stored.config).get("configurable", {}).get("thread_id")
+        return self._key_in(thread, self._names.owner if own is None else own)
 
     @staticmethod
     def _key_in(thread: object, owner: object) -> SessionKey:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
+from ctxfold.adapters.sessions import warn_caller
 from ctxfold.effects import Effect
 from ctxfold.history.diff import Cursor
 from ctxfold.protocols import Ports
@@ -21,10 +22,13 @@ LOOKED_AT = 64  # the newest checkpoints of a thread
 
 
 def kept_cursor(state: object) -> Cursor | None:
-    """Returns the cursor in the state of an agent, in a snapshot of it, or in its values."""
+    """Returns the cursor in the state of an agent, in a snapshot of it, or in its values; warns of anything else there."""
     values = cast("object", state if isinstance(state, Mapping) else getattr(state, "values", None))
-    saved = cast("Mapping[str, Any]", values).get(KEPT) if isinstance(values, Mapping) else None
-    return None if saved is None else Cursor.from_dict(saved)
+    saved: Any = cast("Mapping[str, Any]", values).get(KEPT) if isinstance(values, Mapping) else None
+    cursor = Cursor.from_dict(saved) if isinstance(saved, Mapping) else None
+    if saved is not None and cursor is None:
+        warn_caller(f"the private key {KEPT!r} of this state was changed and is ignored: the messages tell the session apart")
+    return cursor
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from ctxfold.adapters.history_tools import HISTORY_TOOLS, HistoryTool, history_t
 from ctxfold.adapters.model_calls import original_error
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.effects import Flow
-from ctxfold.engine.attach import BRANCH, Attachment
+from ctxfold.engine.attach import BRANCH, Attachment, is_own
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.request import Options, limit_among
 from ctxfold.engine.turn import TurnInput, ask
@@ -67,7 +67,7 @@ from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable
 from langchain_ctx.reasoning import returning
 from langchain_ctx.reporting import Report, annotated, reporting
-from langchain_ctx.session_routing import MADE_FROM, Address, address_in_graph, first_id, session_key
+from langchain_ctx.session_routing import MADE_FROM, Address, Names, address_in_graph, first_id, session_key
 from langchain_ctx.sessions import AttachedSession, ContextSettings, HoldsSessions, Sessions
 from langchain_ctx.summarizer import asking_for_summary, limits
 from langchain_ctx.tools import counted, is_free
@@ -83,19 +83,17 @@ def root_of(
     config: RunnableConfig,
     messages: Sequence[BaseMessage],
     state: Mapping[str, Any],
-    *,
-    session: str | None,
-    owner: str,
+    names: Names,
 ) -> Address:
     """Returns the session that a run asks for: by the middleware's settings, its thread, or else its first message.
 
     In a sub-graph the first message of its `state` counts too: what middleware adds to a request has another id each time.
     """
-    name = config.get("configurable", {}).get("thread_id") if session is None else session
+    name = config.get("configurable", {}).get("thread_id") if names.session is None else names.session
     anonymous = name is None
     if anonymous:
         name = f"{MADE_FROM}{first_id(messages)}"
-    root = address_in_graph(name, config, owner, first_id(state.get("messages")))
+    root = address_in_graph(name, config, names, first_id(state.get("messages")))
     key, cursor = root.key, kept_cursor(state)
     if cursor is not None and root.place and cursor.root.startswith(f"{key.session}{BRANCH}"):
         key = SessionKey(key.owner, cursor.root)
@@ -362,7 +360,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
         session_id: the name of the session; None takes the run's `thread_id` (for a sub-agent, with its place in the graph), or
             else the id of the conversation's first message.
-        owner: the user or tenant to whom the sessions belong; `configurable["owner"]` takes precedence.
+        owner: the user or tenant to whom the sessions belong.
+        owner_key: the key of `configurable` that names the owner of each run, in place of `owner`: one that no client can set,
+            such as "langgraph_auth_user_id" of LangGraph's server.
         summarizer: the writer of summaries: a chat model, its name for `init_chat_model` ("openai:gpt-5-mini"), or a backend;
             None is the model of the call.
         counter: a token counter; None is tiktoken's for the model.
@@ -437,8 +437,14 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
 
         `create_agent(..., checkpointer=middleware.slim_checkpointer(saver))`. The store must last as long as the checkpoints.
         """
+        names = self._names
         return SlimCheckpointer(
-            saver, store=self._sessions.store, owner=self._owner, min_chars=min_chars, missing=missing
+            saver,
+            store=self._sessions.store,
+            owner=names.owner,
+            owner_key=names.owner_key,
+            min_chars=min_chars,
+            missing=missing,
         )
 
     def wrap_model_call(
@@ -511,9 +517,13 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         messages = AgentList.of(request, self._caches.versions)
         if not messages.ids:
             return None
-        root = root_of(ensure_config(), messages.messages, request.state, session=self._session, owner=self._owner)
+        root = root_of(ensure_config(), messages.messages, request.state, self._names)
         model, tools, follows_state = self._model(request), self._usable_tools(request), not self._is_shared(root)
         return AgentTurn(request, messages, root, model, self._caches, tools=tools, follows_state=follows_state)
+
+    @property
+    def _names(self) -> Names:
+        return self._sessions.names(self._session, self._owner)
 
     def _is_shared(self, root: Address) -> bool:
         """Returns True for a session that others may use too: it does not follow the agent's state."""
@@ -522,9 +532,10 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
     def _context_of(self, runtime: ToolRuntime[Any, Any]) -> AgentContext:
         """Returns the session of the agent that calls a tool."""
         state = runtime.state
-        root = root_of(runtime.config, state["messages"], state, session=self._session, owner=self._owner)
+        root = root_of(runtime.config, state["messages"], state, self._names)
         cursor = None if self._is_shared(root) else kept_cursor(state)
-        return self._sessions.at(root.key.session if cursor is None else cursor.session, root.key.owner)
+        own = cursor is not None and is_own(cursor.session, root.key.session)
+        return self._sessions.at(cursor.session if cursor is not None and own else root.key.session, root.key.owner)
 
     def _usable_tools(self, request: ModelRequest[Any]) -> list[Any]:
         """Returns the tools of the request, without the history tools where the model takes no tools at all."""

@@ -49,8 +49,9 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
     recalled passages and the newest messages, always with whole tool rounds. It recognises messages by id, and messages without
     an id by content and position.
 
-    The session is `session_id`, or the run's `session_id` or `thread_id` (for a sub-graph, with its place in the graph), or
-    else the id of the first message; `configurable["owner"]` takes precedence over `owner`. A leading system message becomes
+    The session is `session_id`, or the run's `thread_id` (for a sub-graph, with its place in the graph; in a plain chain also
+    `configurable["session_id"]`), or else that of the list's first message. `owner_key` names the key of `configurable` with
+    the owner; in a plain chain "owner" is one. A leading system message becomes
     the session's. Raises ContextOverflowError, and changes nothing, when the newest messages do not fit.
 
     Args:
@@ -184,20 +185,20 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
         return convert_to_messages([messages] if _is_one(messages) else messages)
 
     def _address(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Address:
-        configurable = ensure_config(config).get("configurable", {})
+        config, names = ensure_config(config), self._sessions.names(self._session, self._owner)
         if self._session is not None:
-            return Address(session_key(self._session, configurable.get("owner", self._owner)))
+            return Address(session_key(self._session, names.owner_in(config)))
         first = first_id(messages)
-        name = configurable.get("session_id", configurable.get("thread_id"))
+        name = names.session_in(config)
         if name is None and first is None:
             raise ConfigError(
                 "the conversation has no name: give ContextNode session_id=..., or the call "
                 'config={"configurable": {"thread_id": ...}}'
             )
         if name is not None:
-            return address_in_graph(name, config, self._owner, first)
+            return address_in_graph(name, config, names, first)
         # a graph without checkpointer: its messages have ids that nobody else has
-        return replace(address_in_graph(f"{MADE_FROM}{first}", config, self._owner, first), anonymous=True)
+        return replace(address_in_graph(f"{MADE_FROM}{first}", config, names, first), anonymous=True)
 
     @contextmanager
     def _exclusive(self, address: Address) -> Generator[Address, None, None]:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from uuid import UUID
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -84,19 +84,58 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         check_name("owner", fields["owner"])
 
 
-def address_in_graph(name: object, config: RunnableConfig, owner: str, first: str | None = None) -> Address:
-    """Returns the address of a graph's session; `configurable["owner"]` takes precedence over `owner`.
+class Names(NamedTuple):
+    """The names that the program gives: one session for all calls, the owner, and the key of `configurable` with the owner.
+
+    In a run of a graph, `configurable` is written by whoever asked for the run: on LangGraph's server, by its client. So nothing
+    there chooses a session but the thread, which the server sets, and no owner but what stands under the program's own key. In
+    a plain chain the program writes the configuration, and "session_id" and "owner" in it take precedence.
+    """
+
+    session: str | None
+    owner: str
+    owner_key: str | None = None
+
+    def session_in(self, config: RunnableConfig) -> object:
+        """Returns the name of the session for a call; None where nothing names one."""
+        configurable = config.get("configurable", {})
+        if _is_run(configurable):
+            return configurable.get("thread_id") if self.session is None else self.session
+        if "thread_id" in configurable:
+            return configurable["thread_id"]
+        return configurable.get("session_id", self.session)
+
+    def owner_in(self, config: RunnableConfig) -> object:
+        """Returns the owner for a call; ConfigError where the program's key names none."""
+        configurable = config.get("configurable", {})
+        if self.owner_key is not None:
+            if configurable.get(self.owner_key) is None:
+                raise ConfigError(f"nobody owns this run: its config has no {self.owner_key!r}, which owner_key names")
+            return configurable[self.owner_key]
+        return self.owner if is_in_graph(configurable) else configurable.get("owner", self.owner)
+
+
+def is_in_graph(configurable: Mapping[str, Any]) -> bool:
+    """Returns True for the configuration of a graph's run, or of a thread."""
+    return "thread_id" in configurable or _is_run(configurable)
+
+
+def _is_run(configurable: Mapping[str, Any]) -> bool:
+    return any(name.startswith("__pregel_") for name in configurable)  # LangGraph's own keys
+
+
+def address_in_graph(name: object, config: RunnableConfig, names: Names, first: str | None = None) -> Address:
+    """Returns the address of a graph's session.
 
     A sub-graph runs on its caller's thread: what names its session is its place there. LangGraph names such a place anew for each
     run, unless it has a memory of its own. So the id of the conversation's `first` message stands for the run: messages that the
     caller shares keep theirs, and what is asked of an isolated sub-agent gets a new one.
     """
-    configurable = config.get("configurable", {})
     place = place_of_graph(config)
     of_a_run = RUN in place
     if first and of_a_run:
         place = WITHIN.join([*(part.partition(RUN)[0] for part in place.split(WITHIN)), first])
-    key = session_key(name, configurable.get("owner", owner))
+    key = session_key(name, names.owner_in(config))
     if place:
         key = key._replace(session=f"{key.session}{WITHIN}{place}")
     return Address(key, anonymous=of_a_run, place=of_a_run and first is not None)
@@ -116,20 +155,16 @@ def place_of_graph(config: RunnableConfig) -> str:
 
 
 def address_of_call(
-    config: RunnableConfig, session: str | None, owner: str, prompt: object, kwargs: Mapping[str, Any]
+    config: RunnableConfig, names: Names, prompt: object, kwargs: Mapping[str, Any]
 ) -> Address | None:
-    """Returns the session that the call or the model's field names. A thread's name is followed by its place in the graph.
+    """Returns the session that the call or the model's field names. In a graph, its place there follows the name.
 
     `kwargs` are the arguments of the call: those of `with_structured_output` say who reads the reply.
     """
-    configurable = config.get("configurable", {})
-    if "session_id" not in configurable and "thread_id" in configurable:
-        thread = configurable["thread_id"]
-        address = None if thread is None else address_in_graph(thread, config, owner, first_id(prompt))
-    else:
-        name = configurable.get("session_id", session)
-        address = None if name is None else Address(session_key(name, configurable.get("owner", owner)))
-    return None if address is None else replace(address, parsed=_is_parsed(kwargs))
+    name = names.session_in(config)
+    if name is None:
+        return None
+    return replace(address_in_graph(name, config, names, first_id(prompt)), parsed=_is_parsed(kwargs))
 
 
 def _is_parsed(kwargs: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.adapters.sessions import EngineSettings, SessionPool, warn_caller
 from ctxfold.connect import check_overhead, message_counter, session_rules
 from ctxfold.effects import Effect, Flow, in_thread
-from ctxfold.engine.attach import BRANCH, Attachment, StartPoint, attach, cursor_at
+from ctxfold.engine.attach import BRANCH, Attachment, StartPoint, attach, cursor_at, is_believed
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError
@@ -36,13 +36,13 @@ from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemCloc
 from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import name_or_own
+from ctxfold.validation import check_name, name_or_own
 from langchain_ctx.active_model import called_model
 from langchain_ctx.inner_model import WindowCache
 from langchain_ctx.models import model_window, unknown_window
 from langchain_ctx.reporting import listen
 from langchain_ctx.retrieval import as_embedder
-from langchain_ctx.session_routing import Address, checked_session_id, key_or_own, sessions_of
+from langchain_ctx.session_routing import Address, Names, checked_session_id, key_or_own, sessions_of
 from langchain_ctx.summarizer import as_summarizer
 
 _BRANCHES = re.compile(f"({BRANCH}[0-9a-f]{{8}})+$")
@@ -234,6 +234,7 @@ class ContextSettings(EngineSettings, total=False):
 
     sections: Sequence[Section]
     embedder: Embedder | Embeddings | None
+    owner_key: str | None  # the key of `configurable` that names the owner, such as LangGraph's "langgraph_auth_user_id"
 
 
 # settings of AgentContext in addition to the policy's fields
@@ -308,6 +309,8 @@ class Sessions(SessionPool):
         settings: ContextSettings | Mapping[str, Any],
     ) -> None:
         rules: dict[str, Any] = dict(settings)
+        owner_key = rules.pop("owner_key", None)
+        self.owner_key = None if owner_key is None else check_name("owner_key", owner_key)
         more = {name: rules.pop(name) for name in _NO_RULES if name in rules}
         more["embedder"] = as_embedder(more.get("embedder"))
         more["sections"] = check_sections(more.get("sections", ()))
@@ -346,6 +349,10 @@ class Sessions(SessionPool):
     def context_window(self) -> int | None:
         """Returns the sessions' window; None before the first call where the model's profile names it."""
         return self._window
+
+    def names(self, session: str | None, owner: str) -> Names:
+        """Returns what the program has named."""
+        return Names(session, owner, self.owner_key)
 
     def expect_name(self, configurable: Mapping[str, Any]) -> None:
         """Warns once where a store was given, a call names no session, and none did before: nothing would ever be stored.
@@ -436,12 +443,15 @@ class Sessions(SessionPool):
                 enter = stack.enter_context(self.anonymous.entering(start.root, before))
 
             def attach_list(engine: Engine) -> Flow[AttachedSession]:
+                begin = start
+                if cursor is not None and not (yield from is_believed(engine, start.root, cursor, incoming)):
+                    begin = replace(start, cursor=None)
                 root, attachment = yield from attach(
-                    engine, address.key, start, incoming, separate_runs=address.place, unanswered=replied is not None
+                    engine, address.key, begin, incoming, separate_runs=address.place, unanswered=replied is not None
                 )
                 if enter is not None:
                     enter(attachment.key)
-                return AttachedSession(root, attachment, start.cursor, self, address)
+                return AttachedSession(root, attachment, begin.cursor, self, address)
 
             yield attach_list
 

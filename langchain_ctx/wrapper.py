@@ -127,7 +127,8 @@ def with_context(
 
     It takes the model's place in a chain or agent: tools, structured output, profile, callbacks, streaming, cache and rate
     limiter are the model's. Each call may name its session: `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (or
-    `thread_id`), which takes precedence over `session_id`. A call without a session is passed on unchanged, with a warning where
+    `thread_id`), which takes precedence over `session_id`. In a graph's run, where a client may have written the config,
+    `session_id` comes first, then the thread, and an owner is read from the config only under the key `owner_key`. A call without a session is passed on unchanged, with a warning where
     there is a store and no call has named a session yet. `context_window` None takes the `max_input_tokens` of the model's
     profile, unless `policy` sets the window. Raises ConfigError for a thinking model whose reasoning cannot be sent back.
 
@@ -280,10 +281,11 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
             return kwargs
         config = ensure_config(config)
         configurable = config.get("configurable", {})
-        address = address_of_call(config, self.session, self.owner, prompt, kwargs)
+        if self.sessions is None:
+            return kwargs
+        address = address_of_call(config, self.sessions.names(self.session, self.owner), prompt, kwargs)
         if address is None:
-            if self.sessions is not None:
-                self.sessions.expect_name(configurable)
+            self.sessions.expect_name(configurable)
             return kwargs
         return {**with_window(configurable, kwargs), SESSION: address.as_argument()}
 

@@ -187,10 +187,11 @@ def test_the_config_names_session_and_owner(echoing: ModelServer) -> None:
         chat.invoke("f")
         chat.invoke("a", at("a"))
         chat.invoke("t", {"configurable": {"thread_id": 7}})
-        chat.invoke("both", {"configurable": {"thread_id": "no", "session_id": "a"}})
+        chat.invoke("both", {"configurable": {"thread_id": "b", "session_id": "a", "owner": "ann"}})
         chat.invoke("ann's", at("a", owner="ann"))
         assert texts(chat) == ["f", "re: f"]
-        assert texts(chat, "a") == ["a", "re: a", "both", "re: both"]
+        assert texts(chat, "a") == ["a", "re: a"]
+        assert texts(chat, "b") == ["both", "re: both"]
         assert texts(chat, "7") == ["t", "re: t"]
         assert texts(chat, "a", owner="ann") == ["ann's", "re: ann's"]
         for bad in (at(""), at("a", owner="")):

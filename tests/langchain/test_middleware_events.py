@@ -188,7 +188,7 @@ async def test_the_status_is_live_in_the_custom_stream(face: str, how: str) -> N
 async def test_a_run_hears_of_its_own_session_only() -> None:
     """Two owners with a thread of one name, at once: only the one whose history is long hears of compactions."""
     with ModelServer(model="m", script=play, strict="deepseek", context_window=WINDOW) as server:
-        model, _, middleware = agent_on(server)
+        model, _, middleware = agent_on(server, owner_key="owner")
         heard = {"ann": AsyncHeard(), "bob": AsyncHeard()}
 
         async def turn(owner: str, text: str) -> None:

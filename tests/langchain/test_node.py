@@ -132,9 +132,12 @@ def test_a_failed_call_is_asked_again() -> None:
 
 
 def test_sessions_owners_and_nobodys(store_url: str) -> None:
-    with ContextNode(context_window=8_000, store=store_url) as fit:
+    with ContextNode(context_window=8_000, store=store_url, owner_key="owner") as fit:
         fit.invoke([HumanMessage("ann's"), AIMessage("yes")], thread(owner="ann"))
         assert [m.content for m in fit.invoke([HumanMessage("bob's")], thread(owner="bob"))] == ["bob's"]
+        with pytest.raises(ConfigError, match="no 'owner', which owner_key names"):
+            fit.invoke([HumanMessage("nobody's")], thread())
+    with ContextNode(context_window=8_000, store=store_url) as fit:
         fit.invoke([HumanMessage("by another name")], {"configurable": {"session_id": "t"}})
         assert [m.text for m in fit.context("t", owner="ann").messages()] == ["ann's", "yes"]
         with pytest.raises(ConfigError, match=r"session_id=.*thread_id"):
@@ -143,7 +146,7 @@ def test_sessions_owners_and_nobodys(store_url: str) -> None:
             fit.invoke([SystemMessage("Be brief.")], thread())
         with pytest.raises(ConfigError, match="messages_key"):
             fit.invoke({"chat": []}, thread())
-    with ContextNode(context_window=8_000, store=store_url) as again:  # another process
+    with ContextNode(context_window=8_000, store=store_url, owner_key="owner") as again:  # another process
         shown = again.invoke([HumanMessage("ann's"), AIMessage("yes"), HumanMessage("more")], thread(owner="ann"))
         assert [m.content for m in shown] == ["ann's", "yes", "more"]
 

@@ -67,9 +67,9 @@ def script(body: Any) -> Scripted:
 class Agent:
     """An agent over a checkpointer, slim or not."""
 
-    def __init__(self, server: ModelServer, store: Any, saver: Any, *, slim: bool = True, **settings: Any) -> None:
+    def __init__(self, server: ModelServer, store: Any, saver: Any, *, slim: bool = True, owner_key: Any = None, **settings: Any) -> None:
         self.chat = ChatCtx(model="m", base_url=server.base_url, api_key="x", max_retries=0)  # type: ignore[arg-type]
-        self.middleware = ContextMiddleware(context_window=64_000, store=store, history_tools=False)
+        self.middleware = ContextMiddleware(context_window=64_000, store=store, history_tools=False, owner_key=owner_key)
         self.saver = self.middleware.slim_checkpointer(saver, **settings) if slim else saver
         self.app: Any = create_agent(
             self.chat, [read_page, read_parts], middleware=[self.middleware], checkpointer=self.saver
@@ -270,7 +270,7 @@ def test_a_thread_that_another_process_deleted_begins_anew(
 
 def test_owners_do_not_read_each_other(server: ModelServer, saver: Any, store_url: str) -> None:
     """The owner of a run counts, also for a reader that names none; a reference that a user makes up reaches nobody else's."""
-    agent = Agent(server, store_url, saver)
+    agent = Agent(server, store_url, saver, owner_key="owner")
     told = agent.ask("Read.", thread("t", owner="ann"))
     assert "t|:checkpoints" in session_names(store_url, "ann")
     assert agent.app.get_state(T).values["messages"] == told

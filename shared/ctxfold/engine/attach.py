@@ -29,7 +29,7 @@ from ctxfold.history.diff import (
     repeated_by_content,
     rewound_turn,
 )
-from ctxfold.history.records import Compacted, MessageAdded, MessageRemoved, SessionKey
+from ctxfold.history.records import OWN_NAME, Compacted, MessageAdded, MessageRemoved, SessionKey
 from ctxfold.history.view import Entry
 from ctxfold.inspect.explain import conversation as whole_conversation
 from ctxfold.messages import Message, content_key
@@ -67,6 +67,32 @@ class StartPoint:
     exclusive: bool = False  # nobody else continues from the cursor
     first: bool = False  # this process has not seen another run at the list's place
     kept_elsewhere: Effect[bool] | None = None
+
+
+def is_own(session: str, root: str) -> bool:
+    """Returns True for the name of a session or of one of its branches."""
+    return session.startswith(root) and OWN_NAME.fullmatch(session, len(root)) is not None
+
+
+def is_believed(engine: Engine, root: SessionKey, cursor: Cursor, incoming: IncomingList) -> Flow[bool]:
+    """Returns True for a cursor into the session or one of its branches, and for one that was copied with its whole list.
+
+    Whoever may change a list may change the cursor beside it too. So a session of another name is taken over only for a list that
+    has every message which was added to it, word for word.
+    """
+    if is_own(cursor.session, root.session):
+        return True
+    records = yield from StoreCall(Store.read, SessionKey(root.owner, cursor.session), upto=cursor.head)
+    if not records or records[-1].id != cursor.head_id:
+        return False
+    positions = {message_id: i for i, message_id in enumerate(incoming.ids)}
+    added = (r.body.message for r in records if isinstance(r.body, MessageAdded))
+    said = [m for m in added if m.kind == "message" and m.role != "system" and m.visibility != "model"]
+    return all(m.id in positions and _says(m, incoming.message(positions[m.id])) for m in said)
+
+
+def _says(message: Message, other: Message) -> bool:
+    return (message.text, message.tool_calls) == (other.text, other.tool_calls)
 
 
 def attach(

@@ -15,6 +15,7 @@ from ctxfold.errors import MessageConflictError
 from ctxfold.history.cuts import whole_rounds
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, TextPart, content_key, is_final, is_question
+from ctxfold.validation import is_a
 
 CHANGED = ""  # no message has this version: forces a message to be treated as changed
 SAMPLED = 64  # of the older ids of a list
@@ -99,8 +100,15 @@ class Cursor:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Cursor | None:
-        """Returns None for values of another version; the list is then matched by its ids alone."""
-        return cls(**values) if values.keys() == cls.__dataclass_fields__.keys() else None
+        """Returns None for values that are no cursor; the list is then matched by its ids alone."""
+        if values.keys() != cls.__dataclass_fields__.keys():
+            return None
+        cursor = cls(**values)
+        texts = [cursor.root, cursor.session, cursor.head_id, cursor.digest]
+        if not (is_a(cursor.handed, Mapping) and all(is_a(n, int) and n >= 0 for n in (cursor.head, cursor.before))):
+            return None
+        texts += [*cursor.handed, *cursor.handed.values()]
+        return cursor if all(is_a(text, str) for text in texts) else None
 
     @property
     def end(self) -> int:

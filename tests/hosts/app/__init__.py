@@ -1,0 +1,1 @@
+"""The application that `make hosts` runs on LangGraph's server."""
