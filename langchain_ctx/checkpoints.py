@@ -229,7 +229,9 @@ class SlimCheckpointer(BaseCheckpointSaver[Any]):
         self._stored: LruCache[tuple[SessionKey, float, str], bool] = LruCache(_STORED)
 
     def __repr__(self) -> str:
-        return f"SlimCheckpointer({type(self._saver).__name__}, store={self._ports.store!r}, owner={self._names.owner!r})"
+        return (
+            f"SlimCheckpointer({type(self._saver).__name__}, store={self._ports.store!r}, owner={self._names.owner!r})"
+        )
 
     # writing
 

@@ -30,7 +30,7 @@ from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import new_messages, with_refusals
 from langchain_ctx.messages import all_from_langchain, check_messages, named, to_langchain, without_thoughts
 from langchain_ctx.reasoning import binds_thoughts
-from langchain_ctx.session_routing import session_key
+from langchain_ctx.session_routing import check_not_from_run, key_or_own, session_key
 from langchain_ctx.sessions import ClosesSessions, ContextSettings, PoolOf, Sessions
 
 MirrorOf: TypeAlias = Callable[[str, str], BaseChatMessageHistory]
@@ -309,7 +309,8 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
 class HistoryFactory(ClosesSessions):
     """Returns a new history per call, all over one engine; close it when the chain is done.
 
-    The parameters are those of `history_factory_config`: `session_id`, and `owner` to separate users.
+    The parameters are those of `history_factory_config`: `session_id`, and `owner` to separate users. In a graph's run a client
+    may have written the config, so that names which come from there under these keys raise ConfigError.
     """
 
     def __init__(self, sessions: Sessions, overhead_tokens: int, mirror: MirrorOf | None) -> None:
@@ -322,8 +323,9 @@ class HistoryFactory(ClosesSessions):
         sessions = self._sessions
         return f"HistoryFactory(store={sessions.store!r}, context_window={sessions.context_window})"
 
-    def __call__(self, session_id: str, owner: str = "default") -> CtxChatMessageHistory:
-        key = session_key(session_id, owner)
+    def __call__(self, session_id: str, owner: str | None = None) -> CtxChatMessageHistory:
+        check_not_from_run(session_id=session_id, owner=owner)
+        key = key_or_own(session_id, owner, None, "default")
         mirror = None if self._mirror is None else self._mirror(key.session, key.owner)
         return CtxChatMessageHistory.over(self._sessions, self._failures, key, self._overhead_tokens, mirror)
 

@@ -27,7 +27,9 @@ def kept_cursor(state: object) -> Cursor | None:
     saved: Any = cast("Mapping[str, Any]", values).get(KEPT) if isinstance(values, Mapping) else None
     cursor = Cursor.from_dict(saved) if isinstance(saved, Mapping) else None
     if saved is not None and cursor is None:
-        warn_caller(f"the private key {KEPT!r} of this state was changed and is ignored: the messages tell the session apart")
+        warn_caller(
+            f"the private key {KEPT!r} of this state was changed and is ignored: the messages tell the session apart"
+        )
     return cursor
 
 

@@ -35,8 +35,8 @@ from ctxfold.engine.engine import Engine
 from ctxfold.engine.request import Options, limit_among
 from ctxfold.engine.turn import TurnInput, ask
 from ctxfold.errors import ConfigError, CtxError, TurnClosedError
-from ctxfold.history.diff import newest_known, split_settled
-from ctxfold.history.records import SessionKey
+from ctxfold.history.diff import Cursor, newest_known, split_settled
+from ctxfold.history.records import MessageAdded, SessionKey
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
@@ -67,7 +67,15 @@ from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable
 from langchain_ctx.reasoning import returning
 from langchain_ctx.reporting import Report, annotated, reporting
-from langchain_ctx.session_routing import MADE_FROM, Address, Names, address_in_graph, first_id, session_key
+from langchain_ctx.session_routing import (
+    MADE_FROM,
+    Address,
+    Names,
+    address_in_graph,
+    first_id,
+    session_key,
+    sessions_of,
+)
 from langchain_ctx.sessions import AttachedSession, ContextSettings, HoldsSessions, Sessions
 from langchain_ctx.summarizer import asking_for_summary, limits
 from langchain_ctx.tools import counted, is_free
@@ -97,7 +105,7 @@ def root_of(
     key, cursor = root.key, kept_cursor(state)
     if cursor is not None and root.place and cursor.root.startswith(f"{key.session}{BRANCH}"):
         key = SessionKey(key.owner, cursor.root)
-    return replace(root, key=key, anonymous=root.anonymous or anonymous)
+    return replace(root, key=key, anonymous=root.anonymous or anonymous, place=root.place or anonymous)
 
 
 Runtime = ToolRuntime[Any, Any]
@@ -428,7 +436,20 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         if not isinstance(name, str | int | UUID):  # as a run's thread_id may be
             raise ConfigError("this state has no session yet: give the thread's id, or a state after a model call")
         key = session_key(name, name_or_own("owner", owner, self._owner))
+        if cursor is not None and not self._is_of(session, cursor, key):
+            raise ConfigError(f"this state names the session {name!r}, which is not its own: give the thread's id")
         return self._sessions.at(key.session, key.owner)
+
+    def _is_of(self, state: object, cursor: Cursor, key: SessionKey) -> bool:
+        """Returns True where the cursor is of the state's thread; of a state without one, where it knows the session's end."""
+        config = getattr(state, "config", None) or ensure_config()
+        thread = config.get("configurable", {}).get("thread_id")
+        if thread is not None:
+            root = str(thread) if self._session is None else self._session
+            return bool(sessions_of(root, (cursor.session,)))
+        newest = self._sessions.store.find(key, (cursor.head_id,))
+        known = [r.seq for r in newest if not isinstance(r.body, MessageAdded) or r.body.message.role == "assistant"]
+        return known == [cursor.head]
 
     def slim_checkpointer(
         self, saver: BaseCheckpointSaver[Any], *, min_chars: int = MIN_CHARS, missing: Missing = "error"
@@ -501,8 +522,6 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         root, shared = turn.root, self._is_shared(turn.root)
         cursor = None if shared else kept_cursor(turn.request.state)
         elsewhere = None if shared else KeptElsewhere.of(ensure_config(), root.key.session)
-        if cursor is None and elsewhere is None and not shared and not root.place:
-            cursor = self._sessions.subgraphs.cursor_of(root.key, turn.incoming)
         with (
             translated(),
             original_error(),

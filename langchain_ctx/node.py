@@ -198,7 +198,7 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
         if name is not None:
             return address_in_graph(name, config, names, first)
         # a graph without checkpointer: its messages have ids that nobody else has
-        return replace(address_in_graph(f"{MADE_FROM}{first}", config, names, first), anonymous=True)
+        return replace(address_in_graph(f"{MADE_FROM}{first}", config, names, first), anonymous=True, place=True)
 
     @contextmanager
     def _exclusive(self, address: Address) -> Generator[Address, None, None]:

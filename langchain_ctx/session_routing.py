@@ -14,7 +14,7 @@ from uuid import UUID
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messages
 from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableConfig, ensure_config
 
 from ctxfold.adapters.model_calls import aeach_within, each_within
 from ctxfold.engine.attach import BRANCH
@@ -124,6 +124,17 @@ def _is_run(configurable: Mapping[str, Any]) -> bool:
     return any(name.startswith("__pregel_") for name in configurable)  # LangGraph's own keys
 
 
+def check_not_from_run(**names: object) -> None:
+    """Raises ConfigError for a name that the config of the graph's run has under the same key: its client may have chosen it."""
+    configurable = ensure_config().get("configurable", {})
+    for key, name in names.items() if is_in_graph(configurable) else ():
+        if name is not None and configurable.get(key) == name:
+            raise ConfigError(
+                f"{key} {name!r} comes from the config of this graph's run, which its client may have written: name it in the "
+                'program, or by history_factory_config=[ConfigurableFieldSpec(id="thread_id", annotation=str)]'
+            )
+
+
 def address_in_graph(name: object, config: RunnableConfig, names: Names, first: str | None = None) -> Address:
     """Returns the address of a graph's session.
 
@@ -154,9 +165,7 @@ def place_of_graph(config: RunnableConfig) -> str:
     return place
 
 
-def address_of_call(
-    config: RunnableConfig, names: Names, prompt: object, kwargs: Mapping[str, Any]
-) -> Address | None:
+def address_of_call(config: RunnableConfig, names: Names, prompt: object, kwargs: Mapping[str, Any]) -> Address | None:
     """Returns the session that the call or the model's field names. In a graph, its place there follows the name.
 
     `kwargs` are the arguments of the call: those of `with_structured_output` say who reads the reply.

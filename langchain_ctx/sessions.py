@@ -42,7 +42,7 @@ from langchain_ctx.inner_model import WindowCache
 from langchain_ctx.models import model_window, unknown_window
 from langchain_ctx.reporting import listen
 from langchain_ctx.retrieval import as_embedder
-from langchain_ctx.session_routing import Address, Names, checked_session_id, key_or_own, sessions_of
+from langchain_ctx.session_routing import Address, Names, checked_session_id, is_in_graph, key_or_own, sessions_of
 from langchain_ctx.summarizer import as_summarizer
 
 _BRANCHES = re.compile(f"({BRANCH}[0-9a-f]{{8}})+$")
@@ -122,11 +122,6 @@ class SubgraphSessions:
 
     def cursor(self, key: SessionKey) -> Cursor | None:
         return self._cursors.get(key)
-
-    def cursor_of(self, key: SessionKey, incoming: IncomingList) -> Cursor | None:
-        """Returns the cursor that was remembered for the session if the list still has the beginning that it had there."""
-        cursor = self._cursors.get(key)
-        return cursor if cursor is not None and cursor.has_same_start(incoming) else None
 
     @contextmanager
     def exclusive(self, key: SessionKey) -> Generator[SessionKey, None, None]:
@@ -234,7 +229,9 @@ class ContextSettings(EngineSettings, total=False):
 
     sections: Sequence[Section]
     embedder: Embedder | Embeddings | None
-    owner_key: str | None  # the key of `configurable` that names the owner, such as LangGraph's "langgraph_auth_user_id"
+    owner_key: (
+        str | None
+    )  # the key of `configurable` that names the owner, such as LangGraph's "langgraph_auth_user_id"
 
 
 # settings of AgentContext in addition to the policy's fields
@@ -362,7 +359,7 @@ class Sessions(SessionPool):
         if not self._expects_names:
             return
         self._expects_names = False
-        if self._first is None and not configurable.keys() & {"session_id", "thread_id"}:
+        if self._first is None and ("thread_id" if is_in_graph(configurable) else "session_id") not in configurable:
             warn_caller(
                 "nothing of this call is stored, although the model has a store: it names no session. Give session_id=... to the "
                 'model, or config={"configurable": {"session_id": ...}} to the call'

@@ -67,9 +67,13 @@ def script(body: Any) -> Scripted:
 class Agent:
     """An agent over a checkpointer, slim or not."""
 
-    def __init__(self, server: ModelServer, store: Any, saver: Any, *, slim: bool = True, owner_key: Any = None, **settings: Any) -> None:
+    def __init__(
+        self, server: ModelServer, store: Any, saver: Any, *, slim: bool = True, owner_key: Any = None, **settings: Any
+    ) -> None:
         self.chat = ChatCtx(model="m", base_url=server.base_url, api_key="x", max_retries=0)  # type: ignore[arg-type]
-        self.middleware = ContextMiddleware(context_window=64_000, store=store, history_tools=False, owner_key=owner_key)
+        self.middleware = ContextMiddleware(
+            context_window=64_000, store=store, history_tools=False, owner_key=owner_key
+        )
         self.saver = self.middleware.slim_checkpointer(saver, **settings) if slim else saver
         self.app: Any = create_agent(
             self.chat, [read_page, read_parts], middleware=[self.middleware], checkpointer=self.saver

@@ -121,7 +121,9 @@ def attach(
     attachment = yield from follow(engine, origin, incoming, cursor)
     if separate_runs and cursor is None:
         open_session = yield from engine.open(attachment.key, reread=False)
-        if not is_contiguous(incoming.ids, attachment.known) or _has_passed_open_turn(open_session, incoming):
+        # of a run that goes on, a compaction may have left the question and the newest rounds
+        in_one_piece = start.cursor is not None or is_contiguous(incoming.ids, attachment.known)
+        if not in_one_piece or _has_passed_open_turn(open_session, incoming):
             root = new_branch(engine, place)
             attachment = yield from follow(engine, root, incoming, None)
     if start.cursor is None and not separate_runs and attachment.known.isdisjoint(incoming.ids):
@@ -145,7 +147,7 @@ def _has_passed_open_turn(open_session: OpenSession, incoming: IncomingList) -> 
     The turn of a run that failed would be discarded then, and its question with it.
     """
     with open_session.lock:
-        turns = [[*turn.entries] for turn in open_session.state.open.values()]
+        turns = [[e for e in turn.entries if e.message.kind == "message"] for turn in open_session.state.open.values()]
     positions = {message_id: i for i, message_id in enumerate(incoming.ids)} if turns else {}
     for entries in turns:
         own = [e for e in entries if e.id in positions]

@@ -19,6 +19,7 @@ from ctxfold.validation import is_a
 
 CHANGED = ""  # no message has this version: forces a message to be treated as changed
 SAMPLED = 64  # of the older ids of a list
+_MAX = 1 << 62  # of numbers that databases take
 _LOOK_BACK = 512  # newest live messages whose ids are looked at; older ones are recognised by the store
 
 
@@ -105,10 +106,12 @@ class Cursor:
             return None
         cursor = cls(**values)
         texts = [cursor.root, cursor.session, cursor.head_id, cursor.digest]
-        if not (is_a(cursor.handed, Mapping) and all(is_a(n, int) and n >= 0 for n in (cursor.head, cursor.before))):
+        if not (
+            is_a(cursor.handed, Mapping) and all(is_a(n, int) and 0 <= n < _MAX for n in (cursor.head, cursor.before))
+        ):
             return None
         texts += [*cursor.handed, *cursor.handed.values()]
-        return cursor if all(is_a(text, str) for text in texts) else None
+        return cursor if all(is_a(text, str) and _is_storable(text) for text in texts) else None
 
     @property
     def end(self) -> int:
@@ -119,16 +122,15 @@ class Cursor:
         """Returns True where the list begins with the very messages that it had at the cursor, by id; older ones are sampled."""
         return [*incoming.ids[self.before : self.end]] == [*self.handed] and incoming.digest(self.before) == self.digest
 
-    def has_same_start(self, incoming: IncomingList) -> bool:
-        """Returns True where the list has the older messages, and the first of those that the session shows."""
-        same = [*incoming.ids[self.before : self.before + 1]] == [*islice(self.handed, 1)]
-        return same and bool(self.handed) and incoming.digest(self.before) == self.digest
-
     def precedes(self, incoming: IncomingList) -> bool:
         """Returns True where the list only adds messages: none before the cursor was changed, removed or inserted."""
         if len(incoming.ids) <= self.end or not self.has_same_ids(incoming):
             return False
         return [*incoming.versions(range(self.before, self.end))] == [*self.handed.values()]
+
+
+def _is_storable(text: str) -> bool:
+    return "\0" not in text and text == text.encode(errors="replace").decode()
 
 
 def kept_positions(incoming: IncomingList, cursor: Cursor) -> list[int] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import ConfigurableFieldSpec, RunnableConfig
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
@@ -27,7 +27,8 @@ def look(query: str) -> str:
 wrapped = with_context(model, context_window=WINDOW, store=f"{STORE}-node.db")
 fitting = ContextNode(context_window=WINDOW, store=f"{STORE}-fit.db")
 histories = CtxChatMessageHistory.factory(context_window=WINDOW, store=f"{STORE}-history.db")
-remembering = RunnableWithMessageHistory(model, histories)
+THREAD = ConfigurableFieldSpec(id="thread_id", annotation=str)
+remembering = RunnableWithMessageHistory(model, histories, history_factory_config=[THREAD])
 
 agent: Any = create_agent(
     model,
@@ -40,7 +41,7 @@ owned: Any = create_agent(
     [look],
     system_prompt="AGENT",
     middleware=[
-        ContextMiddleware(context_window=WINDOW, store=f"{STORE}-owned.db")
+        ContextMiddleware(context_window=WINDOW, store=f"{STORE}-owned.db", owner_key="langgraph_auth_user_id")
     ],
 )
 fixed: Any = create_agent(
@@ -48,7 +49,7 @@ fixed: Any = create_agent(
     system_prompt="AGENT",
     middleware=[
         ContextMiddleware(
-            context_window=WINDOW, store=f"{STORE}-fixed.db", session_id="desk"
+            context_window=WINDOW, store=f"{STORE}-fixed.db", session_id="desk", owner_key="langgraph_auth_user_id"
         )
     ],
 )
