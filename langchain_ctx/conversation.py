@@ -12,7 +12,8 @@ from ctxfold.adapters.model_calls import received
 from ctxfold.effects import Flow
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput, ask
-from ctxfold.history.diff import MessageList, newest_known, split_settled
+from ctxfold.history.diff import MessageList, newest_known, own_ids, split_settled
+from ctxfold.messages import content_key
 from ctxfold.protocols import Reply
 from ctxfold.stream import StreamPiece
 from langchain_ctx.message_lists import with_lost_results
@@ -29,10 +30,15 @@ class Conversation:
     def __init__(self, sessions: Sessions, address: Address, turn_input: TurnInput) -> None:
         self._sessions = sessions
         self._address = address
-        self._turn_input = turn_input
         given_ids = turn_input.given_ids or frozenset()
+        ids, self._repeated = own_ids(
+            [m.id for m in turn_input.messages], lambda i: content_key(turn_input.messages[i])
+        )
+        messages = tuple(m if m.id == i else replace(m, id=i) for m, i in zip(turn_input.messages, ids, strict=True))
+        given_ids = given_ids.union(i for i, m in zip(ids, turn_input.messages, strict=True) if m.id in given_ids)
+        self._turn_input = replace(turn_input, messages=messages, given_ids=given_ids)
         # a message that a node adds for one call has no id: it is in the session, and in no later list
-        self._incoming = MessageList([m for m in turn_input.messages if m.id in given_ids])
+        self._incoming = MessageList([m for m in messages if m.id in given_ids])
 
     def ask(self) -> Reply:
         return self._sessions.run(self._address.key, self._ask)
@@ -44,7 +50,7 @@ class Conversation:
         """Yields the events of the reply; `done` gets the whole reply once it is stored."""
         sessions, key, replies = self._sessions, self._address.key, list[Reply]()
         with self._turn() as turn:
-            own = sessions.run(key, turn.begin)
+            own = sessions.run(key, partial(self._begin, turn))
             yield from sessions.at(own.key.session, own.key.owner).stream(own, replies.append)
             sessions.run(key, partial(turn.end, reply=replies[0]))
         if done is not None:
@@ -53,7 +59,7 @@ class Conversation:
     async def astream(self, done: Callable[[Reply], object] | None = None) -> AsyncEvents:
         sessions, key, replies = self._sessions, self._address.key, list[Reply]()
         with self._turn() as turn:
-            own = await sessions.arun(key, turn.begin)
+            own = await sessions.arun(key, partial(self._begin, turn))
             context = await sessions.aat(own.key.session, own.key.owner)
             async with aclosing(context.astream(own, replies.append)) as events:
                 async for event in events:
@@ -64,9 +70,14 @@ class Conversation:
 
     def _ask(self, engine: Engine) -> Flow[Reply]:
         with self._turn() as turn:
-            reply, _ = yield from ask(engine, (yield from turn.begin(engine)))
+            reply, _ = yield from ask(engine, (yield from self._begin(turn, engine)))
             yield from turn.end(engine, reply)
         return reply
+
+    def _begin(self, turn: _Turn, engine: Engine) -> Flow[TurnInput]:
+        own = yield from turn.begin(engine)
+        self._sessions.report_repeated(engine, own.key, self._repeated)
+        return own
 
     @contextmanager
     def _turn(self) -> Generator[_Turn, None, None]:

@@ -28,7 +28,7 @@ from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of
 from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import new_messages, with_refusals
-from langchain_ctx.messages import all_from_langchain, check_messages, named, to_langchain, without_thoughts
+from langchain_ctx.messages import all_from_langchain, check_messages, to_langchain, with_own_ids, without_thoughts
 from langchain_ctx.reasoning import binds_thoughts
 from langchain_ctx.session_routing import check_not_from_run, key_or_own, session_key
 from langchain_ctx.sessions import ClosesSessions, ContextSettings, PoolOf, Sessions
@@ -343,7 +343,7 @@ def import_history(history: BaseChatMessageHistory, context: AgentContext) -> in
     the new messages. What does not fit the window is summarised at once.
     """
     _check(history, context)
-    messages = with_refusals(all_from_langchain(named(history.messages)))
+    messages = with_refusals(all_from_langchain(with_own_ids(history.messages)[0]))
     with translated():
         return len(context.add(messages, skip_orphans=True).messages) if messages else 0
 
@@ -351,7 +351,7 @@ def import_history(history: BaseChatMessageHistory, context: AgentContext) -> in
 async def aimport_history(history: BaseChatMessageHistory, context: AgentContext) -> int:
     """The async form of `import_history`."""
     _check(history, context)
-    messages = with_refusals(all_from_langchain(named(await history.aget_messages())))
+    messages = with_refusals(all_from_langchain(with_own_ids(await history.aget_messages())[0]))
     with translated():
         return len((await context.aadd(messages, skip_orphans=True)).messages) if messages else 0
 

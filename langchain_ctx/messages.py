@@ -22,6 +22,7 @@ from langchain_core.messages import (
 from ctxfold.adapters.part_order import Place, arranged, cut_thoughts, order_note
 from ctxfold.errors import InvalidToolArgumentsError, MessageError, UnknownRoleError
 from ctxfold.history.cuts import made_call_id, with_known_calls
+from ctxfold.history.diff import own_ids
 from ctxfold.messages import (
     Message,
     MessageKind,
@@ -149,24 +150,18 @@ def _json(details: Sequence[object]) -> str:
     return json.dumps(details, ensure_ascii=False)
 
 
-def named(messages: Iterable[BaseMessage]) -> list[BaseMessage]:
-    """Returns the messages; those without an id as copies with an id made from their content and the id before them.
-
-    So the same words said twice are two messages, and a list that is given again, longer, is known as far as it was.
-    """
-    named_messages: list[BaseMessage] = []
-    before = ""
-    for message in messages:
-        message_with_id = message if message.id else message.model_copy(update={"id": _id(message, before)})
-        before = message_with_id.id or ""
-        named_messages.append(message_with_id)
-    return named_messages
+def with_own_ids(messages: Sequence[BaseMessage]) -> tuple[Sequence[BaseMessage], frozenset[str]]:
+    """Returns the messages with the ids of `own_ids`, as copies where theirs were others, and the ids that several had."""
+    ids, repeated = own_ids([m.id for m in messages], lambda i: digest_of(messages[i]))
+    named = [m if m.id == i else m.model_copy(update={"id": i}) for m, i in zip(messages, ids, strict=True)]
+    return named, repeated
 
 
-def _id(message: BaseMessage, before: str) -> str:
+def digest_of(message: BaseMessage) -> str:
+    """Returns a digest of what a message says."""
     calls = [(c["id"], c["name"], c["args"]) for c in message.tool_calls] if isinstance(message, AIMessage) else None
     result = message.tool_call_id if isinstance(message, ToolMessage) else None
-    text = repr((before, message.type, message.content, calls, result))
+    text = repr((message.type, message.content, calls, result))
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 

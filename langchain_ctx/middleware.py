@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,11 +31,11 @@ from ctxfold.adapters.history_tools import HISTORY_TOOLS, HistoryTool, history_t
 from ctxfold.adapters.model_calls import original_error
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.effects import Flow
-from ctxfold.engine.attach import BRANCH, Attachment, is_own
+from ctxfold.engine.attach import BRANCH, Attachment, follow, is_own, new_branch
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.request import Options, limit_among
 from ctxfold.engine.turn import TurnInput, ask
-from ctxfold.errors import ConfigError, CtxError, TurnClosedError
+from ctxfold.errors import ConfigError, CtxError, MessageConflictError, TurnClosedError
 from ctxfold.history.diff import Cursor, newest_known, split_settled
 from ctxfold.history.records import MessageAdded, SessionKey
 from ctxfold.messages import Message, ToolSpec
@@ -63,7 +64,7 @@ from langchain_ctx.message_lists import (
     name_refusals,
     prompt_text,
 )
-from langchain_ctx.messages import from_langchain
+from langchain_ctx.messages import digest_of, from_langchain, with_own_ids
 from langchain_ctx.models import chosen_model, is_configurable
 from langchain_ctx.reasoning import returning
 from langchain_ctx.reporting import Report, annotated, reporting
@@ -153,10 +154,12 @@ class AgentList:
 
     Of a list that goes on from the cursor in the agent's state, only the newest messages are looked at. `unsaved` are the positions
     of messages that other middleware added to this request only: they came without an id, and the agent's state does not have them.
+    `repeated` are ids that several messages have.
     """
 
     incoming: LangChainList
     unsaved: frozenset[int] = frozenset()
+    repeated: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, request: ModelRequest[Any], known: VersionCache) -> AgentList:
@@ -166,13 +169,13 @@ class AgentList:
         if cursor is not None and all(incoming.ids[cursor.before :]) and cursor.has_same_ids(incoming):
             return cls(incoming)
         name_refusals(messages)
-        unsaved = frozenset(i for i, m in enumerate(messages) if not m.id)
-        if not unsaved:
-            return cls(LangChainList(messages, known=known))  # another one: ids were given since
+        kept = Counter(map(digest_of, (m for m in _state_messages(request) if not m.id)))
+        unsaved = frozenset(i for i, m in enumerate(messages) if not m.id and not _taken(kept, digest_of(m)))
         messages = [
             m.model_copy(update={"id": uuid.uuid4().hex}) if i in unsaved else m for i, m in enumerate(messages)
         ]
-        return cls(LangChainList(messages, known=known), unsaved)
+        own, repeated = with_own_ids(messages)
+        return cls(LangChainList(own, known=known), unsaved, repeated)
 
     @property
     def messages(self) -> Sequence[BaseMessage]:
@@ -187,6 +190,16 @@ class AgentList:
         if not self.unsaved:
             return None
         return LangChainList([*(m for i, m in enumerate(self.messages) if i not in self.unsaved), *answer.result])
+
+
+def _state_messages(request: ModelRequest[Any]) -> Sequence[BaseMessage]:
+    return cast("Mapping[str, Any]", request.state).get("messages") or ()
+
+
+def _taken(contents: Counter[str], content: str) -> bool:
+    """Takes one of these contents; returns False where none is left."""
+    contents[content] -= 1
+    return contents[content] >= 0
 
 
 class AgentCaches:
@@ -240,13 +253,17 @@ class AgentTurn:
     def run(self, attach: Callable[[Engine], Flow[AttachedSession]], engine: Engine) -> Flow[Any]:
         """Returns the agent's response, in the session that the flow `attach` finds."""
         try:
-            return (yield from self._run(attach, engine))
+            return (yield from self._run((yield from attach(engine)), engine))
         except TurnClosedError:  # a cancelled run took back a question of the list meanwhile: the list has it still
-            return (yield from self._run(attach, engine))
+            return (yield from self._run((yield from attach(engine)), engine))
+        except MessageConflictError:  # an id that was used for another text: LangGraph keeps the newest of them
+            attached = yield from attach(engine)
+            attachment = yield from follow(engine, new_branch(engine, attached.root), self.incoming, None)
+            return (yield from self._run(replace(attached, attachment=attachment, cursor=None), engine))
 
-    def _run(self, attach: Callable[[Engine], Flow[AttachedSession]], engine: Engine) -> Flow[Any]:
-        attached = yield from attach(engine)
+    def _run(self, attached: AttachedSession, engine: Engine) -> Flow[Any]:
         self._key = attached.key
+        attached.report_repeated(engine, self._messages.repeated)
         settled, messages = self._unseen(attached.attachment)
         yield from attached.add(engine, settled, after=messages[0].id if settled else None)
         reply, _ = yield from ask(engine, self._turn_input(attached, messages))
@@ -265,7 +282,7 @@ class AgentTurn:
         """Returns the messages of finished turns that the session lacks, and those of this call's question."""
         known = newest_known(self._messages.ids, attachment.known)
         unseen = converted_from(self._messages.messages, max(known, attachment.repeated))
-        return split_settled(unseen, attachment.restored, continues_known=known >= 0)
+        return split_settled(unseen, attachment.restored, continues_known=known >= attachment.repeated)
 
     def _turn_input(self, attached: AttachedSession, messages: tuple[Message, ...]) -> TurnInput:
         settings = self.request.model_settings

@@ -28,7 +28,7 @@ from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.errors import translated
 from langchain_ctx.inner_model import converted
 from langchain_ctx.message_lists import LangChainList, converted_from, leading_count, prompt_text
-from langchain_ctx.messages import named
+from langchain_ctx.messages import with_own_ids
 from langchain_ctx.reasoning import binds_thoughts
 from langchain_ctx.session_routing import MADE_FROM, Address, address_in_graph, first_id, key_or_own, session_key
 from langchain_ctx.sessions import ContextSettings, HoldsSessions, Sessions
@@ -133,7 +133,8 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
     ) -> Generator[tuple[SessionKey, Callable[[Engine], Flow[Request]]], None, None]:
         """Yields the session that is opened first, and the flow that makes the request in the session that serves the list."""
         messages = self._messages(value)
-        address, messages = self._address(messages, config), named(messages)
+        address = self._address(messages, config)
+        messages, repeated = with_own_ids(messages)
         incoming = _conversation(messages)
         with self._exclusive(address) as own:
             served, last = self._served(own)
@@ -141,6 +142,7 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
 
                 def flow(engine: Engine) -> Flow[Request]:
                     attached = yield from attach(engine)
+                    attached.report_repeated(engine, repeated)
                     attachment = attached.attachment
                     if self._is_whole(own):
                         attachment = yield from _agreeing(engine, own.key, attachment, incoming, last)

@@ -26,7 +26,7 @@ from ctxfold.engine.attach import BRANCH, Attachment, StartPoint, attach, cursor
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError
-from ctxfold.events import Event, MessagesErased
+from ctxfold.events import Event, IdsRepeated, MessagesErased
 from ctxfold.history.diff import Cursor, IncomingList, open_turn
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
@@ -263,6 +263,9 @@ class AttachedSession:
             turn_id = None if after is None else open_session.turn_ending_with(after)
             yield from engine.add(open_session, messages, turn_id=turn_id)
 
+    def report_repeated(self, engine: Engine, ids: frozenset[str]) -> None:
+        self.sessions.report_repeated(engine, self.key, ids)
+
     def leave(
         self, engine: Engine, incoming: IncomingList, *, saved: IncomingList | None = None, waiting: bool = False
     ) -> Flow[Cursor]:
@@ -334,6 +337,7 @@ class Sessions(SessionPool):
         # a call that names no session is still to be warned of
         self._expects_names = not isinstance(self.store, MemoryStore)
         self.subgraphs = SubgraphSessions()
+        self.repeated_ids: LruCache[SessionKey, frozenset[str]] = LruCache(CURSORS)  # that were reported
         self.anonymous = AnonymousSessions(lambda key: self.store.erase((), gone=(key,)))
         self._window: int | None = None if self._of_model else policy.context_window
 
@@ -364,6 +368,12 @@ class Sessions(SessionPool):
                 "nothing of this call is stored, although the model has a store: it names no session. Give session_id=... to the "
                 'model, or config={"configurable": {"session_id": ...}} to the call'
             )
+
+    def report_repeated(self, engine: Engine, key: SessionKey, ids: frozenset[str]) -> None:
+        """Publishes, once for a session, that several messages of its list have one id."""
+        if ids and self.repeated_ids.get(key) != ids:
+            self.repeated_ids.put(key, ids)
+            engine.events.emit(IdsRepeated(key.session, tuple(sorted(ids))))
 
     def open(self, **session: Any) -> AgentContext:
         if self._window is not None:

@@ -128,9 +128,9 @@ def with_context(
     It takes the model's place in a chain or agent: tools, structured output, profile, callbacks, streaming, cache and rate
     limiter are the model's. Each call may name its session: `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (or
     `thread_id`), which takes precedence over `session_id`. In a graph's run, where a client may have written the config,
-    `session_id` comes first, then the thread, and an owner is read from the config only under the key `owner_key`. A call without a session is passed on unchanged, with a warning where
-    there is a store and no call has named a session yet. `context_window` None takes the `max_input_tokens` of the model's
-    profile, unless `policy` sets the window. Raises ConfigError for a thinking model whose reasoning cannot be sent back.
+    `session_id` comes first, then the thread, and an owner is read from the config only under the key `owner_key`. A call
+    without a session is passed on unchanged, with a warning where there is a store and no call has named a session yet.
+    `context_window` None takes the `max_input_tokens` of the model's profile, unless `policy` sets the window. Raises ConfigError for a thinking model whose reasoning cannot be sent back.
 
     For `init_chat_model(configurable_fields=...)`, the config of each call selects the model; without `context_window`, each
     request fits the window of the selected model. `summarizer` is a chat model, its name for `init_chat_model`

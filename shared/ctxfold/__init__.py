@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from ctxfold.events import Event as Event
     from ctxfold.events import GoalRefreshed as GoalRefreshed
     from ctxfold.events import HistoryCompacted as HistoryCompacted
+    from ctxfold.events import IdsRepeated as IdsRepeated
     from ctxfold.events import Inserted as Inserted
     from ctxfold.events import MemoryLearnt as MemoryLearnt
     from ctxfold.events import MessagesErased as MessagesErased
@@ -228,7 +229,7 @@ _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
     ),
     "events": (
         "Appended", "CompactionHeld", "CompactionProgress", "CompactionProposal", "CompactionStarted", "EditUndone",
-        "Event", "GoalRefreshed", "HistoryCompacted", "Inserted", "MemoryLearnt", "MessagesErased", "MessagesLeftOut",
+        "Event", "GoalRefreshed", "HistoryCompacted", "IdsRepeated", "Inserted", "MemoryLearnt", "MessagesErased", "MessagesLeftOut",
         "MessagesRestored", "OutputsPrepared", "PinsChanged", "PromptTruncated", "Removed", "RewriteRefused",
         "Rewriter", "RulesChanged", "SectionInjected", "SectionSkipped", "SessionLoaded", "Subscriber", "TurnEnded",
         "Updated", "WindowGauge",

@@ -105,6 +105,14 @@ class MessagesLeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class IdsRepeated:
+    """Several messages of a caller's list have one of these ids: they are told apart by content and place."""
+
+    session: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SessionLoaded:
     """Messages, or a whole session, were read from a file."""
 
@@ -322,6 +330,7 @@ Event: TypeAlias = (
     | Updated
     | Removed
     | MessagesErased
+    | IdsRepeated
     | MessagesLeftOut
     | PinsChanged
     | RulesChanged

@@ -62,7 +62,7 @@ class Host:
         }
         command = [Path(sys.executable).parent / "langgraph", "dev", "--no-browser", "--no-reload", "--port", str(port)]
         with (self._folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - the server under test
+            self._process = subprocess.Popen(
                 [*map(str, command)], cwd=self._folder / "app", env=environment, stdout=log, stderr=log
             )
 
@@ -187,8 +187,8 @@ async def main() -> int:
     async with hosting() as host:
         problems = await intrusions(host)
     for problem in problems:
-        print(problem)  # noqa: T201
-    print(f"langgraph dev: {len(problems)} problems")  # noqa: T201
+        print(problem)
+    print(f"langgraph dev: {len(problems)} problems")
     return bool(problems)
 
 

@@ -23,9 +23,11 @@ from ctxfold.history.diff import (
     compare,
     continues,
     conversation,
+    copied_replies,
     is_contiguous,
     is_same,
     kept_positions,
+    newest_known,
     repeated_by_content,
     rewound_turn,
 )
@@ -126,11 +128,22 @@ def attach(
         if not in_one_piece or _has_passed_open_turn(open_session, incoming):
             root = new_branch(engine, place)
             attachment = yield from follow(engine, root, incoming, None)
-    if start.cursor is None and not separate_runs and attachment.known.isdisjoint(incoming.ids):
-        live = (yield from engine.open(attachment.key)).view().live
-        messages = [incoming.message(i) for i in range(len(incoming.ids))] if live else []
-        attachment = replace(attachment, repeated=repeated_by_content(live, messages))
+    if start.cursor is None and not separate_runs:
+        live = (yield from engine.open(attachment.key, reread=False)).view().live
+        attachment = replace(attachment, repeated=_repeated(live, attachment.known, incoming))
     return root, attachment
+
+
+def _repeated(live: Sequence[Entry], known_ids: Collection[str], incoming: IncomingList) -> int:
+    """Returns how many messages at the beginning of a list the session has, where it has the newest of them under other ids."""
+    known = newest_known(incoming.ids, known_ids)
+    if not live or known == len(incoming.ids) - 1:
+        return 0
+    messages = [incoming.message(i) for i in range(max(known, 0), len(incoming.ids))]
+    if known < 0:
+        return repeated_by_content(live, messages)
+    copied, _ = copied_replies(live, messages[0], messages[1:])
+    return min(known + 1 + copied, len(incoming.ids) - 1) if copied else 0
 
 
 def _session_of_place(engine: Engine, place: SessionKey, incoming: IncomingList) -> Flow[SessionKey]:

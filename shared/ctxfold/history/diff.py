@@ -5,11 +5,11 @@ The flows that act on the answers, with the store and the engine, are in `engine
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import dropwhile, islice, pairwise, takewhile
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ctxfold.errors import MessageConflictError
 from ctxfold.history.cuts import whole_rounds
@@ -47,6 +47,26 @@ def ids_digest(ids: Sequence[str], end: int) -> str:
     """
     sampled = ids[: end : max(1, end // SAMPLED)]
     return hashlib.blake2b("\0".join([*sampled, *ids[max(0, end - 1) : end]]).encode(), digest_size=8).hexdigest()
+
+
+def own_ids(ids: Sequence[str | None], content_of: Callable[[int], str]) -> tuple[Sequence[str], frozenset[str]]:
+    """Returns an id for each message that no other of them has, and the ids that several of them came with.
+
+    A message whose id an earlier one has, or that has none, gets an id made from its content and the id before it: so it keeps that
+    as the list grows.
+    """
+    if all(ids) and len({*ids}) == len(ids):
+        return cast("Sequence[str]", ids), frozenset()  # nearly always
+    own, known, repeated = list[str](), {""}, set[str]()
+    for index, given in enumerate(ids):
+        own_id = given or ""
+        if own_id in known:
+            repeated |= {own_id} if own_id else set()
+            text = repr((own[-1] if own else "", own_id, content_of(index)))
+            own_id = hashlib.blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
+        known.add(own_id)
+        own.append(own_id)
+    return own, frozenset(repeated)
 
 
 class MessageList:
@@ -207,7 +227,7 @@ def compare(
     if message.id not in given_ids and any(m.role == "assistant" for m in new_messages):
         # a short answer may also stand among the examples of a prompt
         new_messages = tuple(messages[max(index + 1, _repeated_in_view(live, messages)) :])
-    copied, last_id = _copied_replies(live, message, new_messages)
+    copied, last_id = copied_replies(live, message, new_messages)
     return Reconciled(new_messages[copied:], left_behind=_superseded_after(live, last_id) if whole else ())
 
 
@@ -245,7 +265,7 @@ def _stripped_key(message: Message) -> str:
     return content_key(replace(message, parts=(TextPart(text.strip()), *others)))
 
 
-def _copied_replies(live: Sequence[Entry], known: Message, new_messages: Sequence[Message]) -> tuple[int, str]:
+def copied_replies(live: Sequence[Entry], known: Message, new_messages: Sequence[Message]) -> tuple[int, str]:
     """Returns how many of the messages after the known one copy what follows it in the view, and the id of the last one known.
 
     Only where the first is a copy of a reply, because people say the same again.
