@@ -53,7 +53,7 @@ def _config() -> RunnableConfig:
     """Returns the config of a separate run, which reaches the caller's callbacks but neither LangGraph's stream nor its
     session."""
     return {
-        "callbacks": [*listeners()],
+        "callbacks": listeners(),
         "tags": TAGS,
         "run_name": RUN_NAME,
         "configurable": {},

@@ -12,14 +12,16 @@ from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain.tools import ToolRuntime
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from ctxfold import MemoryStore
+from ctxfold import MemoryStore, user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
+from tests.langchain.faces import closed
 from tests.support.summaries import asks_on_live_prefix
 
 create_deep_agent = pytest.importorskip("deepagents", reason="deepagents needs langchain-core 1.7").create_deep_agent
@@ -250,3 +252,32 @@ def test_a_handoff_among_parallel_calls() -> None:
         app = graph.compile(checkpointer=InMemorySaver())
         assert app.invoke({"messages": [HumanMessage("Go.")]}, T)["messages"][-1].text == "At the desk."
         model.close()
+
+
+FORMS: dict[str, Any] = {
+    "a pair": lambda text: ("user", text),
+    "a dict": lambda text: {"role": "user", "content": text},
+    "a message": HumanMessage,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_h2_questions_without_ids_are_one_session(form: str) -> None:
+    """The newest deepagents leaves the ids of its questions at None in the state; some are the same words again."""
+    story = Scripted("Fine. " + "It is a long story. " * 60)
+    with ModelServer(model="m", script=lambda _: story, context_window=16_000) as server:
+        store, model = MemoryStore(), ChatOpenAI(model="m", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
+        middleware = ContextMiddleware(context_window=12_000, store=store)
+        agent: Any = create_deep_agent(model, middleware=[middleware], checkpointer=InMemorySaver())
+        middleware.context("t").add(user("My name is Ann.", id="pinned"))
+        middleware.context("t").pin("pinned")
+        for number in range(30):
+            text = "Go on." if number % 3 else f"Question {number}."
+            state = agent.invoke({"messages": [FORMS[form](text)]}, {"configurable": {"thread_id": "t"}})
+        assert store.sessions("default") == ("t",)
+        session = middleware.context("t")
+        assert [m.text for m in session.messages() if m.id != "pinned"] == [m.text for m in state["messages"]]
+        assert session.usage().compactions > 0
+        assert "My name is Ann." in str(server.requests[-1].body["messages"])
+        await closed(middleware)
+        await closed(model)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler
+from langchain.agents import create_agent
+from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler, get_usage_metadata_callback
 from langchain_core.messages import HumanMessage
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.tracers import BaseTracer, Run
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold.testing import ModelServer, Scripted
-from langchain_ctx import ChatCtx, CtxChatMessageHistory, with_context
+from langchain_ctx import ChatCtx, ContextMiddleware, CtxChatMessageHistory, with_context
 from tests.langchain.faces import Agents, closed, model_settings
 from tests.langchain.running import T
 
@@ -112,3 +114,62 @@ async def test_a_summary_counts(face: str, how: str, store_url: str) -> None:
             await one.aclose()
         await closed(plain)
         await made.aclose()
+
+
+class Tracing(BaseTracer):
+    """A tracer as LangSmith's and OpenInference's are: it keeps each run, and takes tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.roots: list[Run] = []
+        self.began: list[Any] = []
+
+    def _persist_run(self, run: Run) -> None:
+        self.roots.append(run)
+
+    def on_chat_model_start(self, *args: Any, **kwargs: Any) -> Any:
+        self.began.append(kwargs["run_id"])
+        return super().on_chat_model_start(*args, **kwargs)
+
+    def models(self) -> list[Run]:
+        found, pending = list[Run](), [*self.roots]
+        while pending:
+            run = pending.pop()
+            pending += run.child_runs
+            found += [run] if run.run_type in ("llm", "chat_model") else []
+        return found
+
+
+@pytest.mark.parametrize("writer", ["the model", "another"])
+@pytest.mark.parametrize("face", ["middleware", "with_context"])
+async def test_h3_each_summary_is_counted_and_traced_once(face: str, writer: str) -> None:
+    """`get_usage_metadata_callback()` and a tracer that streams tokens, which LangChain adds to a run that lacks the very object."""
+    story = Scripted("Fine. " + "It is a long story. " * 20)
+    with ModelServer(model="m", script=lambda _: story, context_window=1_500) as server:
+        model = ChatOpenAI(model="m", base_url=server.base_url, api_key="x", streaming=True, stream_usage=True)  # type: ignore[arg-type]
+        other = ChatOpenAI(model="m", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
+        settings: Any = {"context_window": 1_500, "summarizer": None if writer == "the model" else other}
+        tracer = Tracing()
+        ask: Any
+        if face == "middleware":
+            given: Any = ContextMiddleware(**settings, history_tools=False)
+            agent: Any = create_agent(model, middleware=[given], checkpointer=InMemorySaver())
+            ask = lambda text, config: agent.invoke({"messages": [HumanMessage(text)]}, config)  # noqa: E731
+        else:
+            given = with_context(model, **settings)
+            ask = (given | RunnablePassthrough()).invoke
+        with get_usage_metadata_callback() as counting:
+            for number in range(16):
+                ask(f"Question {number}", {"callbacks": [tracer], "configurable": {"thread_id": "t"}})
+        asked = len(server.requests)
+        runs = tracer.models()
+        assert given.context("t").usage().summary_calls > 0
+        assert len(runs) == len(tracer.began) == len({*tracer.began}) == asked
+        assert len(tracer.roots) == 16, "a summary hangs in the tree of the call that needed it"
+        reported = sum(
+            r.outputs["generations"][0][0]["message"]["kwargs"]["usage_metadata"]["output_tokens"] for r in runs
+        )  # type: ignore[index]
+        assert sum(u["output_tokens"] for u in counting.usage_metadata.values()) == reported
+        await closed(given)
+        await closed(model)
+        await closed(other)
