@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TypeVar, overload
+from typing import TypeVar, cast, overload
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
@@ -146,6 +146,17 @@ def prompt_text(message: BaseMessage) -> str:
     blocks = [message.content] if isinstance(message.content, str) else message.content
     dicts = [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]
     return joined_texts([str(b.get("text") or "") for b in dicts if b.get("type") == "text"])
+
+
+def with_given_prompts(window: Sequence[BaseMessage], given: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Returns the window with the caller's own system messages where their blocks are more than text, such as marks of a cache."""
+    own = {prompt_text(m): m for m in given if _is_more_than_text(m.content)}
+    return [own.get(prompt_text(m), m) if m.type == "system" else m for m in window] if own else [*window]
+
+
+def _is_more_than_text(content: object) -> bool:
+    blocks = cast("list[object]", content) if isinstance(content, list) else []
+    return any(isinstance(b, dict) and cast("dict[str, object]", b).keys() != {"type", "text"} for b in blocks)
 
 
 def _version(message: BaseMessage) -> str:

@@ -63,6 +63,7 @@ from langchain_ctx.message_lists import (
     leading_count,
     name_refusals,
     prompt_text,
+    with_given_prompts,
 )
 from langchain_ctx.messages import digest_of, from_langchain, with_own_ids
 from langchain_ctx.models import chosen_model, is_configurable
@@ -328,7 +329,8 @@ class AgentTurn:
 
     def request_with(self, window: Request) -> ModelRequest[Any]:
         """Returns the agent's request with the window in place of its messages; its own system message stays as it is."""
-        messages = self._caches.windows.window_for(self._key, self.model, window)
+        leading = self.request.messages[: leading_count(self.request.messages)]
+        messages = with_given_prompts(self._caches.windows.window_for(self._key, self.model, window), leading)
         if self._prompt is not None:
             own = next((i for i, m in enumerate(messages) if m.type == "system" and m.text == self._prompt), None)
             messages = messages if own is None else [*messages[:own], *messages[own + 1 :]]
@@ -495,7 +497,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
 
         def send(window: Request) -> Reply:
             report.send()
-            with as_backend_error(type(turn.model).__name__), annotated(**turn.metadata(window)):
+            with as_backend_error(type(turn.model).__name__), annotated(caller, turn.metadata(window)):
                 return reply_from(handler(turn.request_with(window)))
 
         def repeat(window: Request) -> Reply:
@@ -518,7 +520,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
 
         async def asend(window: Request) -> Reply:
             await report.asend()
-            with as_backend_error(type(turn.model).__name__), annotated(**turn.metadata(window)):
+            with as_backend_error(type(turn.model).__name__), annotated(caller, turn.metadata(window)):
                 return reply_from(await handler(turn.request_with(window)))
 
         async def arepeat(window: Request) -> Reply:

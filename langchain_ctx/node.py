@@ -27,7 +27,7 @@ from ctxfold.validation import check_name, check_text, is_a, kind_of
 from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.errors import translated
 from langchain_ctx.inner_model import converted
-from langchain_ctx.message_lists import LangChainList, converted_from, leading_count, prompt_text
+from langchain_ctx.message_lists import LangChainList, converted_from, leading_count, prompt_text, with_given_prompts
 from langchain_ctx.messages import with_own_ids
 from langchain_ctx.reasoning import binds_thoughts
 from langchain_ctx.session_routing import MADE_FROM, Address, address_in_graph, first_id, key_or_own, session_key
@@ -121,11 +121,11 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
 
     def _fit(self, value: Any, run_manager: object, config: RunnableConfig) -> Any:
         with translated(), self._call(value, config) as (key, flow):
-            return self._output(value, self._sessions.run(key, flow))
+            return self._output(value, self._sessions.run(key, flow), self._messages(value))
 
     async def _afit(self, value: Any, run_manager: object, config: RunnableConfig) -> Any:
         with translated(), self._call(value, config) as (key, flow):
-            return self._output(value, await self._sessions.arun(key, flow))
+            return self._output(value, await self._sessions.arun(key, flow), self._messages(value))
 
     @contextmanager
     def _call(
@@ -226,8 +226,8 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
             attached=True,
         )
 
-    def _output(self, value: Any, request: Request) -> Any:
-        messages = _shown(request)
+    def _output(self, value: Any, request: Request, listed: Sequence[BaseMessage]) -> Any:
+        messages = with_given_prompts(_shown(request), listed[: leading_count(listed)])
         return messages if isinstance(value, PromptValue | Sequence | BaseMessage) else {self._output_key: messages}
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict
 from typing import Any
 
-from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
+from langchain_core.callbacks import (
+    BaseCallbackHandler,
+    BaseCallbackManager,
+    Callbacks,
+    adispatch_custom_event,
+    dispatch_custom_event,
+)
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
 
@@ -24,6 +30,8 @@ from ctxfold import (
     SectionSkipped,
     WindowGauge,
 )
+from langchain_ctx.active_model import Caller
+from langchain_ctx.models import is_same_model
 
 # these are reported with counts and reasons; events that carry messages are for subscribers in the same program
 REPORTED = (HistoryCompacted, CompactionHeld, PromptTruncated, RewriteRefused, SectionInjected, SectionSkipped)
@@ -104,11 +112,33 @@ def reporting(write: Callable[[Any], None] | None) -> Generator[Report, None, No
         _REPORT.reset(token)
 
 
+class _ModelAsked(BaseCallbackHandler):
+    """Notes which model a call has asked: middleware further in may have picked another one."""
+
+    run_inline = True
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def on_chat_model_start(self, *args: Any, metadata: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        asked = (metadata or {}).get("ls_model_name")
+        if isinstance(asked, str) and not is_same_model(asked, self._caller.name):
+            self._caller.name = asked
+
+
 @contextmanager
-def annotated(**metadata: Any) -> Generator[None, None, None]:
-    """Runs within the block carry this metadata, in traces and in LangGraph's message stream."""
+def annotated(caller: Caller, metadata: Mapping[str, Any]) -> Generator[None, None, None]:
+    """Runs within the block carry this metadata, in traces and in LangGraph's message stream; `caller` learns whom they ask."""
     around = ensure_config()
-    config: RunnableConfig = {**around, "metadata": {**around.get("metadata", {}), **metadata}}
+    own, given = _ModelAsked(caller), around.get("callbacks")
+    callbacks: Callbacks = [*(given or ()), own] if not isinstance(given, BaseCallbackManager) else given.copy()
+    if isinstance(callbacks, BaseCallbackManager):
+        callbacks.add_handler(own)
+    config: RunnableConfig = {
+        **around,
+        "callbacks": callbacks,
+        "metadata": {**around.get("metadata", {}), **metadata},
+    }
     token = var_child_runnable_config.set(config)
     try:
         yield

@@ -43,6 +43,7 @@ from ctxfold.validation import kind_of
 from langchain_ctx.callbacks import listeners
 from langchain_ctx.errors import backend_error, translated
 from langchain_ctx.inner_model import messages_to_send, window_for
+from langchain_ctx.message_lists import with_given_prompts
 from langchain_ctx.messages import from_langchain, to_langchain
 from langchain_ctx.models import may_think, model_name, model_window, named_model
 
@@ -66,13 +67,17 @@ class ChatModelSummarizer(BorrowedModel):
     The callbacks of the surrounding call receive the summary as a separate run, tagged "ctxfold:summary", with its usage. Its
     tokens reach no callback and no stream.
 
-    `max_tokens` is passed on where the model has a field of that name and does not think; `options` are passed with every call.
+    `max_tokens` is passed on where the model has a field of that name and does not think; `options` are passed with every call, and
+    system messages with the text of a `given` one are sent as that was given.
     """
 
     capabilities = BackendCapabilities()
 
-    def __init__(self, model: Runnable[Any, Any], options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, model: Runnable[Any, Any], options: Mapping[str, Any] | None = None, given: Sequence[BaseMessage] = ()
+    ) -> None:
         self._model = model
+        self._given = given
         self._options = dict(options or {})
         self.context_window = model_window(model)
 
@@ -82,14 +87,14 @@ class ChatModelSummarizer(BorrowedModel):
 
     def send(self, request: Request) -> Reply:
         try:
-            answer = self._model.invoke(window_for(self._model, request), _config(), **self._arguments(request))
+            answer = self._model.invoke(self._messages(request), _config(), **self._arguments(request))
         except Exception as error:
             raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)
 
     async def asend(self, request: Request) -> Reply:
         try:
-            answer = await self._model.ainvoke(window_for(self._model, request), _config(), **self._arguments(request))
+            answer = await self._model.ainvoke(self._messages(request), _config(), **self._arguments(request))
         except Exception as error:
             raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)
@@ -99,6 +104,9 @@ class ChatModelSummarizer(BorrowedModel):
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
         return _played(await self.asend(request))
+
+    def _messages(self, request: Request) -> list[BaseMessage]:
+        return with_given_prompts(window_for(self._model, request), self._given)
 
     def _arguments(self, request: Request) -> dict[str, Any]:
         return {**self._options, **limits(self._model, request)}

@@ -46,6 +46,7 @@ from langchain_ctx.chat_calls import SESSION, WINDOW, no_session, reply_id, turn
 from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import Pieces, inner_stream
+from langchain_ctx.message_lists import leading_count, with_given_prompts
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable, model_name, model_window, unknown_window
 from langchain_ctx.reasoning import check_model, check_reasoning, returning
@@ -130,7 +131,8 @@ def with_context(
     `thread_id`), which takes precedence over `session_id`. In a graph's run, where a client may have written the config,
     `session_id` comes first, then the thread, and an owner is read from the config only under the key `owner_key`. A call
     without a session is passed on unchanged, with a warning where there is a store and no call has named a session yet.
-    `context_window` None takes the `max_input_tokens` of the model's profile, unless `policy` sets the window. Raises ConfigError for a thinking model whose reasoning cannot be sent back.
+    `context_window` None takes the `max_input_tokens` of the model's profile, unless `policy` sets the window. Raises ConfigError
+    for a thinking model whose reasoning cannot be sent back.
 
     For `init_chat_model(configurable_fields=...)`, the config of each call selects the model; without `context_window`, each
     request fits the window of the selected model. `summarizer` is a chat model, its name for `init_chat_model`
@@ -303,9 +305,18 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
             options = replace(options, context_window=self.sessions.window_of(self.inner))
         return Address.of(named), options, rest
 
-    def _caller(self, options: Options, rest: builtins.dict[str, Any], **ways: Any) -> Caller:
+    def _converter(
+        self, sessions: Sessions, address: Address, messages: Sequence[BaseMessage]
+    ) -> Callable[[Request], list[BaseMessage]]:
+        """Returns what makes the model's messages of a window; the list's own system messages stay as they were given."""
+        given = messages[: leading_count(messages)]
+        return lambda window: with_given_prompts(sessions.windows.window_for(address.key, self.inner, window), given)
+
+    def _caller(
+        self, messages: Sequence[BaseMessage], options: Options, rest: builtins.dict[str, Any], **ways: Any
+    ) -> Caller:
         """Returns how this call asks the model; a summary on the live prefix gets the same arguments."""
-        summaries = ChatModelSummarizer(self.inner, rest)
+        summaries = ChatModelSummarizer(self.inner, rest, messages[: leading_count(messages)])
         return Caller(
             self.inner,
             repeat=summaries.send,
@@ -354,13 +365,13 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         generate = partial(inner._generate_with_cache, stop=stop, run_manager=run_manager, **rest)
         if address is None or self.sessions is None:
             return cast("ChatResult", generate(messages))
-        convert = partial(self.sessions.windows.window_for, address.key, inner)
+        convert = self._converter(self.sessions, address, messages)
 
         def send(window: Request) -> Reply:
             with as_backend_error(name):
                 return reply_of(generate(convert(window)))
 
-        with translated(), original_error(), calling(self._caller(options, rest, send=send)):
+        with translated(), original_error(), calling(self._caller(messages, options, rest, send=send)):
             turn_input = turn_input_of(address.key, messages, options, reply_id())
             return result_of(Conversation(self.sessions, address, turn_input).ask())
 
@@ -378,13 +389,13 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         generate = partial(inner._agenerate_with_cache, stop=stop, run_manager=run_manager, **rest)
         if address is None or self.sessions is None:
             return cast("ChatResult", await generate(messages))
-        convert = partial(self.sessions.windows.window_for, address.key, inner)
+        convert = self._converter(self.sessions, address, messages)
 
         async def asend(window: Request) -> Reply:
             with as_backend_error(name):
                 return reply_of(await generate(convert(window)))
 
-        with translated(), original_error(), calling(self._caller(options, rest, asend=asend)):
+        with translated(), original_error(), calling(self._caller(messages, options, rest, asend=asend)):
             turn_input = turn_input_of(address.key, messages, options, reply_id())
             return result_of(await Conversation(self.sessions, address, turn_input).aask())
 
@@ -407,7 +418,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         if address is None or self.sessions is None:
             yield from inner._stream(messages, stop=stop, **rest)
             return
-        convert = partial(self.sessions.windows.window_for, address.key, inner)
+        convert = self._converter(self.sessions, address, messages)
 
         def open_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
             if inner.rate_limiter:
@@ -416,7 +427,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
             return inner_stream(source, name, pieces, inner.output_version).begin()
 
         turn_input = turn_input_of(address.key, messages, options, pieces.reply_id)
-        caller = self._caller(options, rest, open_stream=open_stream)
+        caller = self._caller(messages, options, rest, open_stream=open_stream)
         with translated(), original_error():
             events = Conversation(self.sessions, address, turn_input).stream()
             with closing(each_within(events, partial(calling, caller))) as seen:
@@ -439,7 +450,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
             async for piece in inner._astream(messages, stop=stop, **rest):
                 yield piece
             return
-        convert = partial(self.sessions.windows.window_for, address.key, inner)
+        convert = self._converter(self.sessions, address, messages)
 
         async def aopen_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
             if inner.rate_limiter:
@@ -448,7 +459,7 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
             return await inner_stream(source, name, pieces, inner.output_version).abegin()
 
         turn_input = turn_input_of(address.key, messages, options, pieces.reply_id)
-        caller = self._caller(options, rest, aopen_stream=aopen_stream)
+        caller = self._caller(messages, options, rest, aopen_stream=aopen_stream)
         with translated(), original_error():
             events = Conversation(self.sessions, address, turn_input).astream()
             async with aclosing(aeach_within(events, partial(calling, caller))) as seen:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import ModelFallbackMiddleware, wrap_model_call
+from langchain.agents.middleware import AgentMiddleware, ModelFallbackMiddleware, wrap_model_call
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import BaseMessage, HumanMessage
@@ -169,3 +169,44 @@ def test_a_limit_that_means_none_to_the_service_is_its_own(server: ModelServer) 
             ask()
             assert server.requests[-1].body["max_completion_tokens"] == -1
         chat.close()
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("inside", [True, False])
+async def test_l8_a_limit_belongs_to_the_model_that_answered(inside: bool, how: str) -> None:
+    """A small model is picked for one question, by middleware inside or outside of ContextMiddleware, and overflows once."""
+
+    class Picks(AgentMiddleware[Any, Any, Any]):
+        def _picked(self, request: Any) -> Any:
+            return request.override(model=small) if "SMALL" in str(request.messages[-1].content) else request
+
+        def wrap_model_call(self, request: Any, handler: Any) -> Any:
+            return handler(self._picked(request))
+
+        async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+            return await handler(self._picked(request))
+
+    with (
+        ModelServer(model="small", script=answering("small"), context_window=2_000) as tight,
+        ModelServer(model="big", script=answering("big"), context_window=16_000) as wide,
+        ContextMiddleware(context_window=16_000, history_tools=False) as middleware,
+    ):
+        small, big = chat_on(tight, "small"), chat_on(wide, "big")
+        order = [middleware, Picks()] if inside else [Picks(), middleware]
+        agent: Any = create_agent(big, [], middleware=order, checkpointer=InMemorySaver())
+
+        async def ask(text: str) -> str:
+            given = {"messages": [HumanMessage(text)]}
+            found = agent.invoke(given, T) if how == "invoke" else await agent.ainvoke(given, T)
+            return str(found["messages"][-1].text)
+
+        for _ in range(8):
+            assert (await ask(SHORT)).startswith("big")
+        budget = middleware.context("t").usage().budget_tokens
+        for _ in range(2):
+            assert (await ask("SMALL: " + SHORT)).startswith("small")
+        assert (await ask(LONG)).startswith("big")
+        assert middleware.context("t").usage().budget_tokens == budget
+        assert middleware.context("t").rules().context_window == 16_000
+        small.close()
+        big.close()

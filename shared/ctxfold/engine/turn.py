@@ -463,13 +463,14 @@ def _send_with_recovery(
     open_session, turn_id = attempt.open_session, attempt.turn_id
     request = yield from _next_request(engine, attempt, options)
     try:
-        return (yield from send(request))
+        return (yield from _asking(engine, attempt, options, send, request))
     except BackendError as error:
         abilities = capabilities_of(engine.ports.backend, attempt.model)
         if error.kind == "reasoning_replay" and (abilities.binds_reasoning or abilities.reasoning_optional):
             # reasoning that the provider can do without: sent without, once; other rows would send the same again
             open_session.refused_seqs[attempt.model] = open_session.state.head
-            return (yield from send((yield from _next_request(engine, attempt, options))))
+            request = yield from _next_request(engine, attempt, options)
+            return (yield from _asking(engine, attempt, options, send, request))
         if error.kind != "context_overflow":
             raise
         first = error
@@ -484,7 +485,7 @@ def _send_with_recovery(
         raise ContextOverflowError(f"{first}; nothing could be compacted ({outcome.reason})") from first
     try:
         request = yield from _next_request(engine, attempt, options)
-        return (yield from send(request))
+        return (yield from _asking(engine, attempt, options, send, request))
     except BudgetError:
         attempt.compactions = yield from _compactions_since(open_session, before)
         raise
@@ -494,6 +495,21 @@ def _send_with_recovery(
         attempt.compactions = yield from _compactions_since(open_session, before)
         yield from calibrate_from_refusal(engine, open_session, error, turn_id, attempt.model, options)
         raise ContextOverflowError(f"{error}; after compaction ({outcome.reason}) it still does not fit") from error
+
+
+def _asking(
+    engine: Engine, attempt: TurnAttempt, options: Options, send: Callable[[Request], Effect[Any]], request: Request
+) -> Flow[Any]:
+    """Sends the request, and notes which model was asked: a backend may pick another one at that moment."""
+    try:
+        return (yield from send(request))
+    finally:
+        backend = engine.ports.backend
+        asked = options.model or (backend.model if backend is not None else "")
+        if asked and asked != attempt.model:
+            _, tokens = attempt.open_session.sent_counts.get(attempt.turn_id, (asked, 0))
+            attempt.open_session.sent_counts[attempt.turn_id] = (asked, tokens)
+            attempt.model = asked
 
 
 def _compactions_since(open_session: OpenSession, before: Collection[str]) -> Flow[tuple[str, ...]]:
