@@ -13,6 +13,7 @@ from langchain_core.messages import (
     AIMessageChunk,
     BaseMessage,
     ChatMessage,
+    FunctionMessage,
     HumanMessage,
     InvalidToolCall,
     SystemMessage,
@@ -173,6 +174,7 @@ PRESERVE = "preserve_reasoning"
 _NO_OBJECT = "the arguments are not a JSON object"
 _ROLES: Mapping[str, Role] = {
     "system": "system",
+    "developer": "system",
     "user": "user",
     "human": "user",
     "assistant": "assistant",
@@ -247,6 +249,8 @@ def _role(message: BaseMessage) -> tuple[Role, dict[str, Any]]:
             return "assistant", {}
         case ToolMessage():
             return "tool", {}
+        case FunctionMessage():  # the result of a call in the form before tools, which has no id
+            return "user", {"chat": "function"}
         case ChatMessage() if message.role in _ROLES:
             return _ROLES[message.role], {"chat": message.role}
         case _:
@@ -415,6 +419,8 @@ def to_langchain(message: Message) -> BaseMessage:
     if ours:
         kwargs[OURS] = ours
     fields["additional_kwargs"] = kwargs
+    if extras.get("chat") == "function":
+        return FunctionMessage(**{**fields, "name": message.name or ""})
     if "chat" in extras:
         return ChatMessage(role=extras["chat"], **fields)
     match message.role:

@@ -335,7 +335,7 @@ class Sessions(SessionPool):
         self.windows = WindowCache(min(session_limit(more.get("max_sessions")), CONVERTED_WINDOWS))
         self._forgets = store is None or store == "memory://"
         # a call that names no session is still to be warned of
-        self._expects_names = not isinstance(self.store, MemoryStore)
+        self._expects_names = store is None or not isinstance(self.store, MemoryStore)
         self.subgraphs = SubgraphSessions()
         self.repeated_ids: LruCache[SessionKey, frozenset[str]] = LruCache(CURSORS)  # that were reported
         self.anonymous = AnonymousSessions(lambda key: self.store.erase((), gone=(key,)))
@@ -356,7 +356,7 @@ class Sessions(SessionPool):
         return Names(session, owner, self.owner_key)
 
     def expect_name(self, configurable: Mapping[str, Any]) -> None:
-        """Warns once where a store was given, a call names no session, and none did before: nothing would ever be stored.
+        """Warns once where a call names no session, and none did before: nothing would ever be stored.
 
         A session id of None in the config of a call says that this is meant.
         """
@@ -364,8 +364,9 @@ class Sessions(SessionPool):
             return
         self._expects_names = False
         if self._first is None and ("thread_id" if is_in_graph(configurable) else "session_id") not in configurable:
+            store = "" if self._forgets else ", although the model has a store"
             warn_caller(
-                "nothing of this call is stored, although the model has a store: it names no session. Give session_id=... to the "
+                f"nothing of this call is stored{store}: it names no session. Give session_id=... to the "
                 'model, or config={"configurable": {"session_id": ...}} to the call'
             )
 

@@ -13,7 +13,6 @@ from langchain_core.messages import (
     AIMessageChunk,
     BaseMessage,
     ChatMessage,
-    FunctionMessage,
     HumanMessage,
     RemoveMessage,
     SystemMessage,
@@ -237,8 +236,8 @@ def test_what_json_cannot_hold_stays_behind() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [ChatMessage("x", role="critic"), RemoveMessage(id="1"), FunctionMessage("x", name="f")],
-    ids=["chat", "remove", "function"],
+    [ChatMessage("x", role="critic"), RemoveMessage(id="1")],
+    ids=["chat", "remove"],
 )
 def test_unknown_roles_are_refused(message: BaseMessage) -> None:
     with pytest.raises(UnknownRoleError, match="use SystemMessage, HumanMessage"):
