@@ -8,7 +8,7 @@ WORKERS ?= 3
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest test-oldest-llamaindex test-newest lint types size bench notebooks docs dist sbom audit clean
+.PHONY: help setup demo test test-oldest test-oldest-llamaindex test-newest lint types size bench notebooks docs hosts dist sbom audit clean
 
 help:  ## show this list
 	@grep -hE '^[a-z%-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -62,6 +62,12 @@ langchain-on:
 	@test -z "$(BEYOND)" || .venv/$(NAME)/bin/python -m pip install --quiet --upgrade --no-deps $(BEYOND)
 	@.venv/$(NAME)/bin/python -m pip list 2>/dev/null | grep -E "^lang(chain|graph)(-core)? "
 	@.venv/$(NAME)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/langchain $(ARGS)
+
+hosts: setup  ## agents on LangGraph's own server, in an environment of its own: two users, and all that may happen to a thread
+	@test -x .venv/$@/bin/python || $(PYTHON) -m venv .venv/$@
+	.venv/$@/bin/python -m pip install --quiet --upgrade -e ".[langchain]" "langgraph-cli[inmem]" langchain-openai
+	@.venv/$@/bin/python -m pip list 2>/dev/null | grep -E "^lang(graph|chain)"
+	@.venv/$@/bin/python -m tests.hosts.langgraph_server $(ARGS)
 
 lint: setup  ## ruff, formatting, import contracts
 	$(BIN)/ruff check .

@@ -33,6 +33,11 @@ def kept_cursor(state: object) -> Cursor | None:
     return cursor
 
 
+def is_kept(config: RunnableConfig) -> bool:
+    """Returns True where a checkpointer keeps the state of the running graph."""
+    return is_a(config.get("configurable", {}).get("__pregel_checkpointer"), BaseCheckpointSaver)
+
+
 @dataclass(frozen=True, slots=True)
 class KeptElsewhere(Effect[bool]):
     """Tells whether a checkpoint of the run's thread has a cursor of the session."""

@@ -546,7 +546,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
             original_error(),
             calling(caller),
             reporting(getattr(turn.request.runtime, "stream_writer", None)) as report,
-            self._sessions.attaching(root, turn.incoming, cursor=cursor, kept_elsewhere=elsewhere) as attach,
+            self._sessions.attaching(
+                root, turn.incoming, cursor=cursor, kept_elsewhere=elsewhere, list_decides=elsewhere is not None
+            ) as attach,
         ):
             yield report, partial(turn.run, attach)
 

@@ -432,19 +432,21 @@ class Sessions(SessionPool):
         cursor: Cursor | None = None,
         replied: IncomingList | None = None,
         kept_elsewhere: Effect[bool] | None = None,
+        list_decides: bool = False,
     ) -> Generator[Callable[[Engine], Flow[AttachedSession]], None, None]:
         """Yields a flow that attaches the list to its session, which then lacks only new messages at the end of the list.
 
         `cursor` was kept beside the list; `kept_elsewhere` tells whether one was kept beside another state of it. At a place of a
         graph without one, it is where the newest run ended that the list goes on from. A caller that hands in replies with the next
         list only gives the list with its reply as `replied`: the list may be handed in again, and a session that only this list
-        continues is not compared with the cursor. An exception in the block gives the claim on the session back.
+        continues is not compared with the cursor. With `list_decides`, a list that has nothing of the session is another
+        conversation. An exception in the block gives the claim on the session back.
         """
         with ExitStack() as stack:
             if address.place and cursor is None:
                 start = stack.enter_context(self.subgraphs.claim(address.key, incoming if replied is None else replied))
             else:
-                start = StartPoint(address.key, cursor, kept_elsewhere=kept_elsewhere)
+                start = StartPoint(address.key, cursor, kept_elsewhere=kept_elsewhere, list_decides=list_decides)
             enter: Callable[[SessionKey], None] | None = None
             if address.anonymous and self._forgets:
                 before = None if start.cursor is None else SessionKey(address.key.owner, start.cursor.session)

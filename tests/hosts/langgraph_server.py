@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 from langgraph_sdk import get_client
 
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
@@ -138,54 +139,118 @@ def forged(thread: str, session: str, root: str) -> dict[str, Any]:
     }
 
 
+def ways_to(hers: str) -> dict[str, Callable[[str], dict[str, Any]]]:
+    """Returns how a client may name another user's thread: what it sends beside its input, on a thread `mine` of its own."""
+    return {
+        "configurable": lambda _: {"config": {"configurable": {"session_id": hers}}},
+        "owner": lambda _: {"config": {"configurable": {"session_id": hers, "owner": "ann", "user_id": "ann"}}},
+        "context": lambda _: {"context": {"session_id": hers, "owner": "ann"}},
+        "metadata": lambda _: {"metadata": {"session_id": hers, "ctxfold_owner": "ann"}},
+        "place": lambda _: {"config": {"configurable": {"checkpoint_ns": f"{hers}|x:1"}}},
+        "command": lambda mine: {"command": {"update": {"ctxfold": forged(mine, hers, mine)}}},
+        "a copied command": lambda mine: {"command": {"update": {"ctxfold": forged(mine, hers, hers)}}},
+    }
+
+
+async def intrude(host: Host, graph: str, hers: str, way: Callable[[str], dict[str, Any]]) -> None:
+    """Runs a graph on a thread of another user's, by a way that names `hers`."""
+    ben = host.client("ben")
+    mine = (await ben.threads.create())["thread_id"]
+    await run(ben, mine, graph, said("INTRUDER says hello."))
+    how = way(mine)
+    question = said("INTRUDER asks what the word is.")
+    await run(ben, mine, graph, None if "command" in how else question, **how)
+    await run(ben, mine, graph, question)
+    for key in (forged(mine, hers, mine), forged(mine, hers, hers)) if graph in ("agent", "owned") else ():
+        await ben.threads.update_state(mine, {"ctxfold": key})
+        await run(ben, mine, graph, said("INTRUDER asks again."))
+
+
 async def intrusions(host: Host) -> list[str]:
     """One user tries by all that a client can set to be shown, or to write into, a conversation of the other."""
     problems: list[str] = []
-    ann, ben = host.client("ann"), host.client("ben")
+    ann = host.client("ann")
     for graph in GRAPHS:
         hers = (await ann.threads.create())["thread_id"]
+        began = len(host.model.requests)
         await run(ann, hers, graph, said(f"My word is {SECRET}."))
         await run(ann, hers, graph, said("And it stays."))
         asked = len(host.model.requests)
-        if asked == 0 or SECRET not in "".join(host.sent_since(0)):
+        if not any(SECRET in body for body in host.sent_since(began)):
             problems.append(f"{graph}: the user's own run did not work")
-        ways: dict[str, Callable[[str], dict[str, Any]]] = {
-            "configurable": lambda mine: {"config": {"configurable": {"session_id": hers}}},
-            "configurable, owner": lambda mine: {
-                "config": {"configurable": {"session_id": hers, "owner": "ann", "user_id": "ann"}}
-            },
-            "context": lambda mine: {"context": {"session_id": hers, "owner": "ann"}},
-            "metadata": lambda mine: {"metadata": {"session_id": hers, "thread_id": hers, "ctxfold_owner": "ann"}},
-            "place": lambda mine: {"config": {"configurable": {"checkpoint_ns": f"{hers}|x:1"}}},
-            "command": lambda mine: {"command": {"update": {"ctxfold": forged(mine, hers, mine)}}},
-            "command, as a copy": lambda mine: {"command": {"update": {"ctxfold": forged(mine, hers, hers)}}},
-        }
-        for name, way in ways.items():
-            mine = (await ben.threads.create())["thread_id"]
-            await run(ben, mine, graph, said("INTRUDER says hello."))
-            how = way(mine)
-            await run(ben, mine, graph, None if "command" in how else said("INTRUDER asks what the word is."), **how)
-            if "command" in how:
-                await run(ben, mine, graph, said("INTRUDER asks what the word is."))
-            if graph in ("agent", "owned"):
-                for key in (forged(mine, hers, mine), forged(mine, hers, hers)):
-                    await ben.threads.update_state(mine, {"ctxfold": key})
-                    await run(ben, mine, graph, said("INTRUDER asks again."))
+        for name, way in ways_to(hers).items():
+            await intrude(host, graph, hers, way)
             if any(SECRET in body for body in host.sent_since(asked)):
                 problems.append(f"{graph}: by {name} the other user's conversation was shown")
                 break
         asked = len(host.model.requests)
         await run(ann, hers, graph, said("What was it?"))
-        if any("INTRUDER" in body for body in host.sent_since(asked)):
+        sent = host.sent_since(asked)
+        if any("INTRUDER" in body for body in sent):
             problems.append(f"{graph}: the other user wrote into the conversation")
-        if not any(SECRET in body for body in host.sent_since(asked)):
+        if not any(SECRET in body for body in sent):
             problems.append(f"{graph}: the user's own conversation is lost")
     return problems
 
 
+async def life(host: Host) -> list[str]:
+    """One thread lives through tool rounds, all multitask strategies, a cancel, a copy, a fork and a restart of the server.
+
+    Its window of 5,000 tokens is compacted many times; the server's own list tells what a session should hold.
+    """
+    problems: list[str] = []
+    ann = host.client("ann")
+    thread = (await ann.threads.create())["thread_id"]
+    for number in range(20):
+        await run(ann, thread, "agent", said(f"{'Look' if number % 3 == 0 else 'Think'} at matter {number}."))
+    for strategy in ("enqueue", "interrupt", "rollback", "reject"):
+        for number in range(3):
+            try:
+                await ann.runs.create(thread, "agent", input=said(f"{strategy} {number}."), multitask_strategy=strategy)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code not in (409, 422):
+                    raise
+        await settled(ann, thread)
+    going = await ann.runs.create(thread, "agent", input=said("This is cancelled."))
+    await ann.runs.cancel(thread, going["run_id"], wait=True)
+    problems += await answers(host, ann, thread, "after a cancel")
+    other = (await ann.threads.copy(thread) or {}).get("thread_id")
+    if other is not None:
+        problems += await answers(host, ann, other, "in a copy")
+    history = await ann.threads.get_history(thread, limit=40)
+    early = next(s for s in reversed(history) if not s["next"])
+    await run(ann, thread, "agent", said("From an earlier state."), checkpoint_id=early["checkpoint"]["checkpoint_id"])
+    problems += await answers(host, ann, thread, "after a fork")
+    await host.restart()
+    problems += await answers(host, ann, thread, "after a restart")
+    for number in range(20):
+        problems += await answers(host, ann, thread, f"in turn {number} behind it")
+    return problems
+
+
+async def settled(client: Any, thread: str) -> None:
+    """Waits until no run of the thread is pending or going on."""
+    for _ in range(240):
+        runs = await client.runs.list(thread)
+        if all(r["status"] not in ("pending", "running") for r in runs):
+            return
+        await asyncio.sleep(0.25)
+
+
+async def answers(host: Host, client: Any, thread: str, when: str) -> list[str]:
+    """Returns what is wrong with the next turn: its question is to be asked once, in a window that the strict server takes."""
+    asked, text = len(host.model.requests), f"A question {when}."
+    before = len((await client.threads.get_state(thread))["values"]["messages"])
+    found = await run(client, thread, "agent", said(text))
+    listed = (found or {}).get("messages", [])
+    problems = [] if len(listed) == before + 2 else [f"{when}: the run failed: {str(found)[:200]}"]
+    sent = [body for body in host.sent_since(asked) if text in body]
+    return problems + ([] if sent and sent[0].count(text) == 1 else [f"{when}: the question was not asked once"])
+
+
 async def main() -> int:
     async with hosting() as host:
-        problems = await intrusions(host)
+        problems = await intrusions(host) + await life(host)
     for problem in problems:
         print(problem)
     print(f"langgraph dev: {len(problems)} problems")

@@ -69,6 +69,9 @@ class StartPoint:
     exclusive: bool = False  # nobody else continues from the cursor
     first: bool = False  # this process has not seen another run at the list's place
     kept_elsewhere: Effect[bool] | None = None
+    list_decides: bool = (
+        False  # the list is all that its keeper has: with nothing of the session, it is another conversation
+    )
 
 
 def is_own(session: str, root: str) -> bool:
@@ -118,7 +121,9 @@ def attach(
         own = SessionKey(root.owner, cursor.session)
         if unanswered or (yield from _was_continued(engine, own, cursor, incoming)):
             origin, cursor = own, None
-    elif cursor is None and (yield from _is_older(engine, start, incoming)):
+    elif cursor is None and (
+        (yield from _is_older(engine, start, incoming)) or (yield from _is_another(engine, start, incoming))
+    ):
         origin = new_branch(engine, root)
     attachment = yield from follow(engine, origin, incoming, cursor)
     if separate_runs and cursor is None:
@@ -184,6 +189,18 @@ def _is_older(engine: Engine, start: StartPoint, incoming: IncomingList) -> Flow
         return True
     used = bool(entries or open_session.view().compressed)
     return used and (yield from start.kept_elsewhere)
+
+
+def _is_another(engine: Engine, start: StartPoint, incoming: IncomingList) -> Flow[bool]:
+    """Returns True where the list has nothing of a session with answers: that of a thread that was deleted since."""
+    if not start.list_decides:
+        return False
+    open_session = yield from engine.open(start.root)
+    entries = _visible(open_session)
+    answered = open_session.view().compressed or any(e.message.role == "assistant" for e in entries)
+    if not answered or not {e.id for e in entries}.isdisjoint(incoming.ids):
+        return False
+    return not (yield from StoreCall(Store.find, open_session.key, [f"m:{i}" for i in dict.fromkeys(incoming.ids)]))
 
 
 def _was_continued(engine: Engine, key: SessionKey, cursor: Cursor, incoming: IncomingList) -> Flow[bool]:
