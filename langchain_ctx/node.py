@@ -135,7 +135,7 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
         """Yields the session that is opened first, and the flow that makes the request in the session that serves the list."""
         messages = self._messages(value)
         address = self._address(messages, config)
-        messages, repeated = with_own_ids(messages)
+        messages, repeated = [*(named := with_own_ids(messages))[0]], named[1]
         incoming = _conversation(messages)
         with self._exclusive(address) as own:
             served, last = self._served(own)

@@ -3527,7 +3527,94 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "../../langchain_ctx/session_routing.py",
+        (
+            "a_client_names_the_session_of_a_run",
+            "        if _is_run(configurable):\n",
+            "        if False:\n",
+            "langchain/test_client_names.py::test_h1_the_programs_session_wins_in_a_run",
+        ),
+        (
+            "a_client_names_the_session_of_a_thread",
+            """        if "thread_id" in configurable:\n            return configurable["thread_id"]\n""",
+            "",
+            "langchain/test_chat_sessions.py::test_the_config_names_session_and_owner",
+        ),
+        (
+            "a_client_names_the_owner_of_a_run",
+            'return self.owner if is_in_graph(configurable) else configurable.get("owner", self.owner)',
+            'return configurable.get("owner", self.owner)',
+            "langchain/test_client_names.py::test_h1_an_owner_is_read_under_the_programs_key_alone",
+        ),
+        (
+            "a_run_without_the_owners_key_has_the_default_owner",
+            "if configurable.get(self.owner_key) is None:",
+            "if False:",
+            "langchain/test_client_names.py::test_h1_an_owner_is_read_under_the_programs_key_alone",
+        ),
+        (
+            "a_history_takes_names_from_the_config_of_a_run",
+            "for key, name in names.items() if is_in_graph(configurable) else ():",
+            "for key, name in ():",
+            "langchain/test_client_names.py::test_h1_a_history_refuses_names_from_the_config_of_a_run",
+        ),
+    ),
+    *_of(
+        "engine/attach.py",
+        (
+            "any_cursor_is_believed",
+            "    if is_own(cursor.session, root.session):\n        return True\n    records = yield",
+            "    if cursor is not None:\n        return True\n    records = yield",
+            "langchain/test_client_names.py::test_h1_h5_a_cursor_is_believed_only_for_its_session",
+        ),
+        (
+            "a_copied_cursor_is_believed_without_its_list",
+            "return all(m.id in positions and _says(m, incoming.message(positions[m.id])) for m in said)",
+            "return True",
+            "langchain/test_client_names.py::test_h1_h5_a_cursor_is_believed_only_for_its_session",
+        ),
+        (
+            "a_deleted_thread_goes_on",
+            "    if not start.list_decides:\n        return False\n",
+            "    if True:\n        return False\n",
+            "langchain/test_deleted_threads.py::test_h4_a_deleted_threads_id_used_again_is_a_new_conversation",
+        ),
+    ),
+    *_of(
+        "history/diff.py",
+        (
+            "a_repeated_id_stays",
+            "        if own_id in known:\n",
+            "        if not own_id:\n",
+            "langchain/test_list_ids.py::test_l2_a_rewritten_state_with_an_id_twice_goes_on",
+        ),
+    ),
+    *_of(
+        "engine/turn.py",
+        (
+            "a_limit_belongs_to_the_model_that_was_expected",
+            "            attempt.model = asked\n",
+            "            pass\n",
+            "langchain/test_model_limits.py::test_l8_a_limit_belongs_to_the_model_that_answered",
+        ),
+    ),
+    *_of(
+        "../../langchain_ctx/callbacks.py",
+        (
+            "a_handler_that_langchain_adds_is_hidden",
+            "return handler if takes_none or added else _WithoutTokens(handler)",
+            "return _WithoutTokens(handler)",
+            "langchain/test_summary_usage.py::test_h3_each_summary_is_counted_and_traced_once",
+        ),
+    ),
+    *_of(
         "../../langchain_ctx/message_lists.py",
+        (
+            "marks_of_a_prompt_are_dropped",
+            "own = {prompt_text(m): m for m in given if _is_more_than_text(m.content)}",
+            "own = dict[str, BaseMessage]()",
+            "langchain/test_system_prompts.py::test_l9_cache_marks_of_leading_system_messages_reach_the_wire",
+        ),
         (
             "a_round_that_is_known_loses_its_notes",
             "start = _round_start(messages, min(first, len(messages) - 1))",

@@ -229,8 +229,8 @@ _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
     ),
     "events": (
         "Appended", "CompactionHeld", "CompactionProgress", "CompactionProposal", "CompactionStarted", "EditUndone",
-        "Event", "GoalRefreshed", "HistoryCompacted", "IdsRepeated", "Inserted", "MemoryLearnt", "MessagesErased", "MessagesLeftOut",
-        "MessagesRestored", "OutputsPrepared", "PinsChanged", "PromptTruncated", "Removed", "RewriteRefused",
+        "Event", "GoalRefreshed", "HistoryCompacted", "IdsRepeated", "Inserted", "MemoryLearnt", "MessagesErased",
+        "MessagesLeftOut", "MessagesRestored", "OutputsPrepared", "PinsChanged", "PromptTruncated", "Removed", "RewriteRefused",
         "Rewriter", "RulesChanged", "SectionInjected", "SectionSkipped", "SessionLoaded", "Subscriber", "TurnEnded",
         "Updated", "WindowGauge",
     ),

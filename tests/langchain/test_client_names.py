@@ -1,6 +1,6 @@
 """H1: nothing that a client can set chooses a session or an owner that the program did not give.
 
-Each face runs in a graph with a checkpointer, whose `configurable` a client has written but for the thread, as on LangGraph's server.
+Each face runs in a graph with a checkpointer. A client has written its `configurable`, all but the thread, as on LangGraph's server.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def test_h1_h5_a_cursor_is_believed_only_for_its_session(faces: Faces, root: str
         graph.update_state(mine, {"ctxfold": key})
         for state in (graph.get_state(mine), graph.get_state(mine).values):
             if head != "the newest record" or state != graph.get_state(mine).values:  # who knows it has seen her state
-                with pytest.raises(ConfigError, match="not its own|no session yet"):
+                with pytest.raises(ConfigError, match=r"not its own|no session yet"):
                     middleware.context(state)
         ask(graph, "INTRUDER asks for the word.")
         graph.update_state(mine, {"ctxfold": key})
