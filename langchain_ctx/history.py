@@ -30,7 +30,7 @@ from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import new_messages, with_refusals
 from langchain_ctx.messages import all_from_langchain, check_messages, to_langchain, with_own_ids, without_thoughts
 from langchain_ctx.reasoning import binds_thoughts
-from langchain_ctx.session_routing import check_not_from_run, key_or_own, session_key
+from langchain_ctx.session_routing import check_not_from_run, session_key
 from langchain_ctx.sessions import ClosesSessions, ContextSettings, PoolOf, Sessions
 
 MirrorOf: TypeAlias = Callable[[str, str], BaseChatMessageHistory]
@@ -323,9 +323,9 @@ class HistoryFactory(ClosesSessions):
         sessions = self._sessions
         return f"HistoryFactory(store={sessions.store!r}, context_window={sessions.context_window})"
 
-    def __call__(self, session_id: str, owner: str | None = None) -> CtxChatMessageHistory:
-        check_not_from_run(session_id=session_id, owner=owner)
-        key = key_or_own(session_id, owner, None, "default")
+    def __call__(self, session_id: str, owner: str = "default") -> CtxChatMessageHistory:
+        check_not_from_run(session_id=session_id, owner=None if owner == "default" else owner)
+        key = session_key(session_id, owner)
         mirror = None if self._mirror is None else self._mirror(key.session, key.owner)
         return CtxChatMessageHistory.over(self._sessions, self._failures, key, self._overhead_tokens, mirror)
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold.adapters.sessions import warn_caller
 from ctxfold.effects import Effect
@@ -33,9 +34,10 @@ def kept_cursor(state: object) -> Cursor | None:
     return cursor
 
 
-def is_kept(config: RunnableConfig) -> bool:
-    """Returns True where a checkpointer keeps the state of the running graph."""
-    return is_a(config.get("configurable", {}).get("__pregel_checkpointer"), BaseCheckpointSaver)
+def outlives(config: RunnableConfig) -> bool:
+    """Returns True where a checkpointer keeps the state of the running graph beyond the process: an empty state is a new thread."""
+    saver: object = config.get("configurable", {}).get("__pregel_checkpointer")
+    return isinstance(saver, BaseCheckpointSaver) and type(saver) is not InMemorySaver
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.checkpoints import MIN_CHARS, Missing, SlimCheckpointer
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache
-from langchain_ctx.kept_cursor import KEPT, KeptElsewhere, kept_cursor
+from langchain_ctx.kept_cursor import KEPT, KeptElsewhere, kept_cursor, outlives
 from langchain_ctx.message_lists import (
     LangChainList,
     VersionCache,
@@ -541,13 +541,20 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         root, shared = turn.root, self._is_shared(turn.root)
         cursor = None if shared else kept_cursor(turn.request.state)
         elsewhere = None if shared else KeptElsewhere.of(ensure_config(), root.key.session)
+        lasting = elsewhere is not None and outlives(ensure_config())
+        if cursor is None and elsewhere is None and not shared and not root.place:
+            cursor = self._sessions.subgraphs.cursor_of(root.key, turn.incoming)
         with (
             translated(),
             original_error(),
             calling(caller),
             reporting(getattr(turn.request.runtime, "stream_writer", None)) as report,
             self._sessions.attaching(
-                root, turn.incoming, cursor=cursor, kept_elsewhere=elsewhere, list_decides=elsewhere is not None
+                root,
+                turn.incoming,
+                cursor=cursor,
+                kept_elsewhere=elsewhere,
+                list_decides=lasting,
             ) as attach,
         ):
             yield report, partial(turn.run, attach)

@@ -27,7 +27,7 @@ from ctxfold.validation import check_name, check_text, is_a, kind_of
 from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.errors import translated
 from langchain_ctx.inner_model import converted
-from langchain_ctx.kept_cursor import is_kept
+from langchain_ctx.kept_cursor import outlives
 from langchain_ctx.message_lists import LangChainList, converted_from, leading_count, prompt_text, with_given_prompts
 from langchain_ctx.messages import with_own_ids
 from langchain_ctx.reasoning import binds_thoughts
@@ -143,7 +143,7 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
                 served,
                 incoming,
                 replied=incoming.with_any_reply(),
-                list_decides=self._is_whole(own) and is_kept(config),
+                list_decides=self._is_whole(own) and outlives(config),
             ) as attach:
 
                 def flow(engine: Engine) -> Flow[Request]:

@@ -123,6 +123,11 @@ class SubgraphSessions:
     def cursor(self, key: SessionKey) -> Cursor | None:
         return self._cursors.get(key)
 
+    def cursor_of(self, key: SessionKey, incoming: IncomingList) -> Cursor | None:
+        """Returns the cursor that was remembered for the session if the list still has the beginning that it had there."""
+        cursor = self._cursors.get(key)
+        return cursor if cursor is not None and cursor.has_same_start(incoming) else None
+
     @contextmanager
     def exclusive(self, key: SessionKey) -> Generator[SessionKey, None, None]:
         """Yields a session that no other call uses: this one or, while it is in use, the first free one of its branches."""

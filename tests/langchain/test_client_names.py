@@ -1,6 +1,6 @@
 """H1: nothing that a client can set chooses a session or an owner that the program did not give.
 
-Each face runs in a graph with a checkpointer. A client has written its `configurable`, all but the thread, as on LangGraph's server.
+Each face runs in a graph with a checkpointer; a client has written its `configurable` but for the thread, as on LangGraph's server.
 """
 
 from __future__ import annotations

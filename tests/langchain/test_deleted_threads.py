@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sqlite3 import connect
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from ctxfold import MemoryStore, user
@@ -25,7 +27,11 @@ STORY = Scripted("Fine. " + "It is a long story. " * 20)
 @pytest.mark.parametrize("again", ["the same process", "another"])
 async def test_h4_a_deleted_threads_id_used_again_is_a_new_conversation(face: str, turns: int, again: str) -> None:
     with ModelServer(model="m", script=lambda _: STORY, context_window=3_000) as server:
-        model, store, saver = ChatOpenAI(**model_settings(server.base_url)), MemoryStore(), InMemorySaver()
+        model, store, saver = (
+            ChatOpenAI(**model_settings(server.base_url)),
+            MemoryStore(),
+            SqliteSaver(connect(":memory:", check_same_thread=False)),
+        )
         made: list[Any] = [model]
 
         def app() -> Any:
@@ -52,6 +58,7 @@ async def test_h4_a_deleted_threads_id_used_again_is_a_new_conversation(face: st
         bodies = [r.body["messages"] for r in server.requests[asked:]]
         assert "OPAL" not in str(bodies)
         assert "What is the word? 0" in str(bodies[3])
+        saver.conn.close()
         for one in made:
             await closed(one)
 

@@ -64,7 +64,7 @@ async def test_l2_a_list_whose_messages_all_have_one_id_goes_on(
             context("t").subscribe(lambda e: heard.append(e) if isinstance(e, IdsRepeated) else None)
         said.append(AIMessage(answer.content, id=ids))
         wanted += [f"Question {number}", str(answer.text).strip()]
-    shown = wanted[:-2] if face == "ContextNode" else wanted  # a node sees an answer with the next list
+    shown = wanted[:-1] if face == "ContextNode" else wanted  # a node sees an answer with the next list
     if ids is None and face in ("with_context", "ChatCtx"):
         assert [t for t in texts(context("t")) if t.startswith("Q")] == [t for t in wanted if t.startswith("Q")]
     else:

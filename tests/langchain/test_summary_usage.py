@@ -143,7 +143,7 @@ class Tracing(BaseTracer):
 @pytest.mark.parametrize("writer", ["the model", "another"])
 @pytest.mark.parametrize("face", ["middleware", "with_context"])
 async def test_h3_each_summary_is_counted_and_traced_once(face: str, writer: str) -> None:
-    """`get_usage_metadata_callback()` and a tracer that streams tokens, which LangChain adds to a run that lacks the very object."""
+    """`get_usage_metadata_callback()` and a tracer, which LangChain adds to a run that lacks the very object."""
     story = Scripted("Fine. " + "It is a long story. " * 20)
     with ModelServer(model="m", script=lambda _: story, context_window=1_500) as server:
         model = ChatOpenAI(model="m", base_url=server.base_url, api_key="x", streaming=True, stream_usage=True)  # type: ignore[arg-type]

@@ -142,6 +142,11 @@ class Cursor:
         """Returns True where the list begins with the very messages that it had at the cursor, by id; older ones are sampled."""
         return [*incoming.ids[self.before : self.end]] == [*self.handed] and incoming.digest(self.before) == self.digest
 
+    def has_same_start(self, incoming: IncomingList) -> bool:
+        """Returns True where the list has the older messages, and the first of those that the session shows."""
+        same = [*incoming.ids[self.before : self.before + 1]] == [*islice(self.handed, 1)]
+        return same and bool(self.handed) and incoming.digest(self.before) == self.digest
+
     def precedes(self, incoming: IncomingList) -> bool:
         """Returns True where the list only adds messages: none before the cursor was changed, removed or inserted."""
         if len(incoming.ids) <= self.end or not self.has_same_ids(incoming):
