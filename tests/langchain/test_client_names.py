@@ -19,6 +19,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from ctxfold import ConfigError, CtxWarning, MemoryStore, SqlStore
+from ctxfold.history.diff import ids_digest
 from ctxfold.history.records import SessionKey
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory, with_context
@@ -177,7 +178,15 @@ def test_h1_a_history_refuses_names_from_the_config_of_a_run(faces: Faces) -> No
 
 
 def forged(root: str, session: str, **fields: Any) -> dict[str, Any]:
-    values = {"root": root, "session": session, "head": 2, "head_id": "m:0", "before": 0, "digest": "", "handed": {}}
+    values = {
+        "root": root,
+        "session": session,
+        "head": 2,
+        "head_id": "m:0",
+        "before": 0,
+        "digest": ids_digest([], 0),
+        "handed": {},
+    }
     return {**values, **fields}
 
 
