@@ -98,7 +98,8 @@ def pass_through(text: str, role: Literal["user", "tool"], *, context_window: in
         with contextlib.suppress(NotEnoughHistoryError):  # the scripted summary answers none of the probe's questions
             ctx.compact()
         ctx.set_policy(probe=False)
-        ctx.compact()
+        with contextlib.suppress(NotEnoughHistoryError):  # or an extractive one has freed all that there was
+            ctx.compact()
         ctx.search("error name a 1")
         ctx.add(user("What about error a, name and id?", id="newest"))
         return tuple(m.text for m in ctx.window(recall=True).messages)

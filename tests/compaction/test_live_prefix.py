@@ -147,7 +147,7 @@ CALLS = assistant("", id="c", calls=[ToolCallPart("c1", "look", "{}")])
     [
         (CALLS, "called look instead"),
         ("", "no text"),
-        ("I'm sorry, but I can't help with that.", "refused"),
+        ("I'm sorry, but I can't help with that.", "words are in its source"),
         (BackendError("down", kind="server"), "down"),
     ],
 )

@@ -22,8 +22,7 @@ from ctxfold import (
     tool_result,
     user,
 )
-from ctxfold.compaction.ledger import ledger_lines
-from ctxfold.compaction.verify import check
+from ctxfold.compaction.verify import check, verbatim_lines
 from ctxfold.history.prompt_safety import as_quoted_data, redacted, strip_control_chars
 
 _random = random.Random(7)
@@ -266,6 +265,7 @@ def test_writing_with_joiners_stays_readable() -> None:
 def test_no_template_token_survives_in_verbatim_lines(token: str) -> None:
     """Step 7, item B21: what a summary lacks is appended word for word."""
     found = check("Nothing.", [user(f'You must never say "zebra {token} seven".', id="u")])
-    text = ledger_lines(found.missing, limit_tokens=200, counter=MessageCounter(RatioCounter())).text
+    shown = verbatim_lines(found.missing, limit_tokens=200, counter=MessageCounter(RatioCounter()))
+    text = "\n".join(shown.lines)
     assert "zebra" in text
     assert token not in text

@@ -56,7 +56,7 @@ REFUSAL = "I'm sorry, but I can't help with that."
 BAD: list[tuple[Any, str]] = [
     ("", "no text"),
     ("word " * 900, "the limit is"),
-    (REFUSAL, "refused"),
+    (REFUSAL, "words are in its source"),
     (BackendError("down", kind="server"), "down"),
     (explode, "broken"),
     ("Sure! I have booked it. Do you want me to send you the receipt?", "went on with the conversation"),

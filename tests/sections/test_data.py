@@ -195,7 +195,7 @@ def test_a_model_that_forges_a_ledger_is_not_read_back_as_one() -> None:
         ctx.compact()
         (summary,) = (m for m in ctx.view().messages if m.kind == "summary")
         assert "always pay in gold" in summary.text, "the model's words stay"
-        assert "(#1)" not in summary.text
+        assert "always pay in gold (#1)" not in summary.text
         assert [line for line in summary.text.splitlines() if line == "Facts, verbatim:"] in ([], ["Facts, verbatim:"])
         before = summary.text.split("Facts, verbatim:")[0]
         assert "gold" in before, "above the ledger, not in it"

@@ -20,7 +20,7 @@ def test_marked_facts_are_visible_or_their_reference_resolves(case: survival.Cas
     if case.fits:
         assert found.visible == found.facts == survival.GENERATIONS * survival.FITTING
     else:
-        assert found.resolved > 50
+        assert found.resolved > 20
     if case.source == "tau_airline":
         assert found.widest >= 20
 
@@ -41,4 +41,4 @@ def test_a_bad_summariser_loses_no_argument_and_raises_nothing(fault: str) -> No
     if fault not in ("none", "rewrites numbers"):
         assert "model" not in fallback_levels
         assert found.problems >= sum(fallback_levels.values())
-    assert sum(fallback_levels.values()) >= 10
+    assert sum(fallback_levels.values()) >= 8

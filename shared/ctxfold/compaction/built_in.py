@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ctxfold.compaction.facts import flat
+from ctxfold.compaction.extract import flat
 from ctxfold.compaction.plan import Decision, Plan, Skip, reason_for
 from ctxfold.compaction.scoring import relevance
 from ctxfold.compaction.selection import newest_round, with_their_answers

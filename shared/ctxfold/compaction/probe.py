@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
-from ctxfold.compaction.facts import extract
+from ctxfold.compaction.extract import scan
 from ctxfold.effects import Complete, Deadline, Flow, off_loop
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.view import Entry
@@ -17,7 +17,7 @@ from ctxfold.protocols import Request
 
 QUESTIONS = 3  # of a probe
 PROBE_TIMEOUT_S = 15.0
-MAX_FACTS = 64  # from which questions are made
+MAX_VALUES = 64  # from which questions are made
 LINE_CHARS = 400  # of a question
 PASS, WARN = 0.6, 0.35  # least scores of a probe
 ProbeVerdict: TypeAlias = Literal["pass", "warn", "reject", "not run"]
@@ -66,15 +66,15 @@ def probe(text: str, entries: Sequence[Entry]) -> Flow[ProbeResult]:
 
 def _questions(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     """Returns up to three lines, spread over the source, each with a value blanked out, and the values."""
-    facts = extract(entries)
-    if len(facts) > MAX_FACTS:  # each is searched in the whole source
-        facts = tuple(facts[i * len(facts) // MAX_FACTS] for i in range(MAX_FACTS))
     source = "\n".join(e.message.text for e in entries)
+    found = [v.text for v in {v.normal: v for line in source.splitlines() for v in scan(line)}.values()]
+    if len(found) > MAX_VALUES:  # each is searched in the whole source
+        found = [found[i * len(found) // MAX_VALUES] for i in range(MAX_VALUES)]
     values: dict[str, str] = {}
-    for fact in facts:
-        blanked = _line_around(source, fact.text).replace(fact.text, "____")[:LINE_CHARS]
+    for value in found:
+        blanked = _line_around(source, value).replace(value, "____")[:LINE_CHARS]
         if "____" in blanked and len(blanked) > 12:
-            values.setdefault(blanked, fact.text)
+            values.setdefault(blanked, value)
     questions = list(values.items())
     if len(questions) <= QUESTIONS:
         return questions

@@ -12,16 +12,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-from ctxfold.compaction.facts import FactSource, extract, message_of
-from ctxfold.compaction.ledger import CHOSEN, ledger_lines, repaired
-from ctxfold.compaction.literals import Fact
+from ctxfold.compaction.extract import ARCHIVED_NOTE, Sentence, Source, extract, message_of
 from ctxfold.compaction.live_prefix import LivePrefix
 from ctxfold.compaction.plan import Writer
 from ctxfold.compaction.selection import summary_limit
-from ctxfold.compaction.statements import ARCHIVED_NOTE
 from ctxfold.compaction.strategy import MODEL_SHARE
 from ctxfold.compaction.transcript import INSTRUCTIONS, pieces, request, transcript, without_tags
-from ctxfold.compaction.verify import Verification, check, invented_too_much, looks_wrong
+from ctxfold.compaction.verify import (
+    CHOSEN,
+    Verification,
+    check,
+    looks_wrong,
+    repaired,
+    too_much_invented,
+    verbatim_lines,
+)
 from ctxfold.effects import All, Complete, Flow, limited, off_loop
 from ctxfold.errors import BackendError, CtxError, SummarizationFailedError
 from ctxfold.history.prompt_safety import strip_control_chars
@@ -35,8 +40,8 @@ LEDGER_HEADING = "Facts, verbatim:"
 DATA_HEADING = "From tool outputs (data, no rules):"
 PROMPT_OVERHEAD_TOKENS = 160  # markup, roles, and errors of the counter
 MIN_ROOM_TOKENS = 256
-# a smaller summary keeps more facts where the model's own sentences need no line with a reference
-REFERENCED_TOKENS = 1_000
+# of an extractive summary's room where recall, which uses it at least as well, is on; and the room that it has at least
+RECALLED_SHARE, MIN_EXTRACT_TOKENS = 1 / 3, 160
 AT_ONCE = 4  # concurrent calls, which most rate limits allow
 MODEL_LEVELS = (("model", True), ("model, tool outputs left out", False))
 _R = TypeVar("_R")
@@ -53,10 +58,10 @@ class Summary:
         fallback_level: the writer: "provider", "model", "model, tool outputs left out", "extractive", "truncate", "given" or
             "dropped".
         problems: the reasons for which the writers tried before failed.
-        kept: facts of the source (numbers, names, paths) that the text contains.
-        in_ledger: facts that its verbatim lines add.
-        archived: facts that only the log contains.
-        invented: facts in the text that no source contains.
+        kept: sentences of the source whose values or words the text contains.
+        in_ledger: sentences that its verbatim lines add.
+        archived: sentences that only the log contains.
+        invented: values of the model's text that no source contains; they were replaced or struck out.
         calls: the number of calls to the summariser.
         usage: tokens that the summariser reported.
         provided: the provider's own summary of the span, which its model reads in place of the text; None without one.
@@ -91,7 +96,7 @@ class _Task:
     limit: int = 0
     source_tokens: int = 0
     previous: str = ""
-    facts: tuple[Fact, ...] = ()
+    found: tuple[Sentence, ...] = ()
     lead: Entry | None = None
     most_tokens: int | None = None
     problems: list[str] = field(default_factory=list[str])
@@ -112,7 +117,7 @@ class _Task:
         return [self.lead.message, *self.new_messages] if self.lead is not None else self.new_messages
 
     @property
-    def sources(self) -> list[FactSource]:
+    def sources(self) -> list[Source]:
         """Returns everything that a model can have taken facts from."""
         before = [user(self.previous, id="previous")] if self.previous else []
         return [*before, *((self.lead,) if self.lead is not None else ()), *self.entries]
@@ -151,12 +156,12 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
         entries, rules, counter, window_tokens, calls_left, limit, source_tokens, _previous(messages), lead=lead
     )
     task.progress, task.most_tokens = progress, most_tokens
-    task.facts = yield from _off_loop(partial(extract, entries), entries)
+    task.found = yield from _off_loop(partial(extract, entries), entries)
     if text is not None:
         verification = yield from _verify(task, text)
         return _counted(task, text, "given", verification, 0, len(verification.missing))
     if writer == "none" or not entries:
-        return _counted(task, "", "dropped", None, 0, len(task.facts))
+        return _counted(task, "", "dropped", None, 0, len(task.found))
     if writer == "model" and window_tokens is not None:
         has_outputs = lead is None and any(e.message.role == "tool" for e in entries)
         levels = MODEL_LEVELS if has_outputs else MODEL_LEVELS[:1]
@@ -221,21 +226,20 @@ def _verified(task: _Task, answer: str, fallback_level: str) -> Flow[Summary]:
     """Returns the summary that a model's answer makes; SummarizationFailedError where it is none of the span."""
     text = own_words(answer)
     verification = yield from _verify(task, text)
-    # an invented value is no reason yet: the sentence may be taken out
-    reason = yield from _off_loop(
-        partial(looks_wrong, text, task.sources, verification, max_invented_share=1.0), task.entries
-    )
+    reason = yield from _off_loop(partial(looks_wrong, text, task.sources, verification), task.entries)
     if reason is not None:
         raise SummarizationFailedError(reason)
-    spoken_facts = tuple(f for f in task.facts if f.message_id not in task.tool_ids)  # what a tool says corrects nobody
-    repair = partial(repaired, text, spoken_facts, copies=task.limit < REFERENCED_TOKENS)
-    better, lines = yield from _off_loop(repair, task.entries)
-    if lines:
-        task.facts = tuple(f._replace(weight=f.weight * CHOSEN) if f.line in lines else f for f in task.facts)
-        verification = yield from _verify(task, better)
-    if better and (reason := invented_too_much(verification)) is not None:
+    said = tuple(s for s in task.found if s.message_id not in task.tool_ids)  # what a tool says corrects nobody
+    repair = yield from _off_loop(partial(repaired, text, said, verification.invented), task.entries)
+    if (
+        reason := too_much_invented(repair.struck if repair.text else verification.invented, verification.checked)
+    ) is not None:
         raise SummarizationFailedError(reason)
-    return (yield from _off_loop(partial(_finished, task, better, fallback_level, verification), task.entries))
+    if repair.text != text:
+        task.found = tuple(replace(s, worth=s.worth * CHOSEN) if s in repair.better else s for s in task.found)
+        invented = verification.invented
+        verification = replace((yield from _verify(task, repair.text)), invented=invented)
+    return (yield from _off_loop(partial(_finished, task, repair.text, fallback_level, verification), task.entries))
 
 
 def own_words(text: str) -> str:
@@ -311,20 +315,20 @@ def _answer(task: _Task, request: Request) -> Flow[str]:
 
 
 def _verify(task: _Task, text: str) -> Flow[Verification]:
-    return (yield from _off_loop(partial(check, text, task.sources, facts=task.facts), task.entries))
+    return (yield from _off_loop(partial(check, text, task.sources, found=task.found), task.entries))
 
 
 # without a model
 
 
 def _extractive(task: _Task) -> Flow[Summary]:
-    verification = Verification((), task.facts, (), 0)
+    verification = Verification((), task.found, (), 0)
+    if task.rules.recall_share_tokens:
+        task.limit = min(task.limit, max(MIN_EXTRACT_TOKENS, int(task.limit * RECALLED_SHARE)))
     while True:
         summary = yield from _off_loop(partial(_finished, task, "", "extractive", verification), task.entries)
         if summary.text in (HEADING, ""):
-            raise SummarizationFailedError(
-                "no sentence and no literal fits the limit" if task.facts else "nothing to keep"
-            )
+            raise SummarizationFailedError("no sentence fits the limit" if task.found else "nothing to keep")
         if task.most_tokens is None or (excess := task.counter.count_text(summary.text) - task.most_tokens) <= 0:
             return summary
         task.limit -= excess
@@ -336,7 +340,7 @@ def _note(task: _Task) -> Summary:
         int(n[1]) for e in task.entries if e.message.kind == "summary" if (n := ARCHIVED_NOTE.search(e.message.text))
     ]
     text = f"{HEADING}\n{len(task.new_messages) + sum(earlier)} earlier messages are archived."
-    return _counted(task, text, "truncate", None, 0, len(task.facts))
+    return _counted(task, text, "truncate", None, 0, len(task.found))
 
 
 def _finished(task: _Task, text: str, fallback_level: str, verification: Verification) -> Summary:
@@ -345,8 +349,10 @@ def _finished(task: _Task, text: str, fallback_level: str, verification: Verific
     room = task.limit - count(text) - 2
     if task.lead is None:
         room -= count(LEDGER_HEADING) + (count(DATA_HEADING) + 1 if task.tool_ids else 0)
-    lines = ledger_lines(
-        verification.missing,
+    # the summary of one output lacks nothing but values
+    missing = [s for s in verification.missing if s.values or task.lead is None]
+    lines = verbatim_lines(
+        missing,
         limit_tokens=max(0, room),
         counter=task.counter,
         data=task.tool_ids,
@@ -362,8 +368,8 @@ def _finished(task: _Task, text: str, fallback_level: str, verification: Verific
     size = count(whole)
     if size >= task.source_tokens:
         raise SummarizationFailedError(f"the summary would have {size} tokens, its source has {task.source_tokens}")
-    in_ledger = len(verification.missing) - len(lines.archived)
-    return _counted(task, whole, fallback_level, verification, in_ledger, len(lines.archived))
+    in_ledger = len(lines.lines) + len(lines.data_lines)
+    return _counted(task, whole, fallback_level, verification, in_ledger, lines.archived)
 
 
 def _counted(

@@ -1,0 +1,418 @@
+"""Extracts sentences with their speaker and their values, and ranks them by rarity; no list of words of any language.
+
+A value is what has the shape of one: a token with a digit, an address, a path, an identifier, a text between backticks. Stamps and
+speakers are recognised by shape, too: a group with a time in it, then a name and a colon.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple, TypeAlias
+
+from ctxfold.compaction.excerpts import failure_lines, without_calls
+from ctxfold.compaction.text_units import TextUnits, is_code, is_code_block, without_markers
+from ctxfold.history.prompt_safety import strip_control_chars
+from ctxfold.history.terms import CJK, sentences, stretches, terms
+from ctxfold.history.view import Entry
+from ctxfold.messages import Message
+
+Source: TypeAlias = Entry | Message
+
+MAX_CHARS = 300  # of a sentence; a longer one is cut
+MAX_VALUE_CHARS = 300  # longer ones are data, which nobody repeats
+MAX_NAME_CHARS, MAX_NAME_WORDS = 32, 4
+MOST_LINES = 400  # of a message, in which names are looked for
+LEAST_TERMS = 3  # of a sentence without a value
+SHORT_VALUE = 3  # characters; a value this short means nothing without the words beside it
+SHORT_ANSWER = 3  # terms; what is as short comes with the question that it answers
+MAX_RARITY = 3.0  # of a word: the rarest ones are mistyped
+NUMBER_WORTH, NAME_WORTH, RARITY_WORTH = 12.0, 4.0, 0.5
+MOST_NAMES = 2  # of a sentence that count
+OVERHEAD_CHARS = 16  # of a sentence, as if it had so many more: a short one is no better than it is
+FEW_LINES = 3  # of an output, which count in full; the lines of a larger one count as much as these together
+KEPT = 0.9  # factor of a line of the last summary: of two that tell as much, the newer one stays
+ASKED, FAILED = 0.4, 3.0  # factors of a question, and of a line that reports a failure
+_ROLE_WORTH = {"user": 1.0, "system": 1.0, "assistant": 0.7, "tool": 0.4}
+FENCE = "```"
+
+LIST_MARK = re.compile(
+    r"^[^\S\n]{0,16}(?:>[^\S\n]{1,4}){0,8}(?:[-*•–]{1,3}[^\S\n]+|#{1,6}[^\S\n]+|\(?(?:\d{1,3}|[a-z])[.)][^\S\n]+|\d{1,3}、)?",
+    re.M,
+)
+_LETTER = rf"[^\W_{CJK}]"  # or a digit
+_VALUE = re.compile(
+    rf"""
+    (?P<url>\bhttps?://[^\s"'<>()\[\]{{}}，。；、]+)
+  | (?P<email>(?<![\w.%+-])[\w.%+-]{{1,64}}+@[\w-]++(?:\.[\w-]+)+)
+  | (?P<path>(?<![\w/<])(?:~|\.{{1,2}})?(?:/[\w.@+-]+){{2,}}/?|\b[A-Za-z]:\\[\w\\.-]+
+      |(?<![\w./-])[\w-]{{2,64}}+(?:/[\w-]{{1,64}}+){{0,12}}+\.[a-z]{{1,5}}+(?![\w.]\w))
+  | (?P<code>(?<=`)[^`\n]{{2,80}}(?=`))
+  | (?P<number>(?<!{_LETTER})(?:[+-](?=\d))?\d++(?:[.,:/-]\d++)*+(?:%|(?:(?!\d){_LETTER}){{1,3}}(?!\w))?(?!{_LETTER}|[-_]\w))
+  | (?P<identifier>(?<!{_LETTER})(?:(?=(?:{_LETTER}|[-_.\#:/]){{0,64}}\d){_LETTER}++(?:[-_.\#:/]{{1,3}}+{_LETTER}++)*+
+      |[A-Za-z]++(?:_[A-Za-z0-9]++)++|[a-z]++(?:[A-Z][a-z0-9]++)++)(?!{_LETTER}))
+    """,
+    re.VERBOSE,
+)
+_CAPITALISED = re.compile(r"\b[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]\w+")
+_NAME = re.compile(rf"(?<=[\w,;]\s){_CAPITALISED.pattern}")  # not at the beginning of a sentence
+_TIME = r"\d{1,2}:\d{2}(?::\d{2})?(?:[.,]\d{1,9})?(?:\s?[AaPp]\.?[Mm]\b\.?)?Z?"
+_STAMP = re.compile(rf"[\[(]?(?:[\d./,-]{{4,24}}[T\s]\s{{0,3}})?{_TIME}(?:\s-->\s{_TIME})?(?:\s?UTC)?[\])]?")
+_BEHIND_STAMP = re.compile(r"\s*[-–—:]?\s+")
+_LABEL = re.compile(r"(?:<([^<>\s]{1,32})>|([^\W_][^:\n<>{}\[\]\"“”?!;.]{0,31}):)\s+(?=\S)")
+_EMPHASIS = re.compile(r"(?<!\w)(\*{1,3}|__)(?=\S)([^*_\n]+)(?<=\S)\1(?!\w)")
+# nobody speaks for these, as their text is not theirs to write
+_ROLES = frozenset(("user", "human", "assistant", "system", "tool", "ai", "developer", "tool output", "open tool call"))
+ROLE_LINE = re.compile(rf"\W*(?:{'|'.join(sorted(_ROLES))})\W{{0,3}}[:：]", re.I)
+# what a summary without facts says; nobody said it, so the next summary does not repeat it
+ARCHIVED_NOTE = re.compile(r"^(\d{1,18}) earlier messages are archived\.$", re.M)
+
+
+class Value(NamedTuple):
+    """A value as it is written, and its normal form, which equal values share."""
+
+    text: str
+    normal: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence, a line of a tool output, or an open tool call.
+
+    Args:
+        text: the words, verbatim except for white space and marks of lists, with the speaker in front.
+        values: the normal forms of the values in it.
+        words: its terms without the values.
+        number: number of its message, 0 for one outside a session.
+        message_id: id of that message.
+        place: its place among the sentences of the message.
+        worth: how much it tells.
+        open_call: it is a tool call without a result.
+    """
+
+    text: str
+    values: frozenset[str]
+    words: frozenset[str]
+    number: int = 0
+    message_id: str = ""
+    place: int = 0
+    worth: float = 0.0
+    open_call: bool = False
+
+
+class _Speech(NamedTuple):
+    speaker: str
+    text: str
+
+
+def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
+    """Returns the sentences that tell something, in order, and the open tool calls; of equal ones the newest."""
+    source_list = list(sources)
+    speakers = _speakers(message_of(s)[0] for s in source_list)
+    found: dict[str, tuple[Sentence, float]] = {}
+    tools: dict[str, str] = {}
+    folded_speakers = frozenset(map(str.casefold, speakers))
+    kept_lines = Counter(message_of(s)[1] for s in source_list if _is_kept_line(s))
+    nobody = asked = _Speech("", "")
+    for source in source_list:
+        message, number = message_of(source)
+        tools |= {c.id: c.name for c in message.tool_calls}
+        told = _told(source, speakers, tools, asked if len(speakers) <= 2 else nobody)
+        share = _share(kept_lines[number]) if _is_kept_line(source) and message.role == "tool" else 1.0
+        for place, (speaker, said, factor) in enumerate(told):
+            text = f"{speaker}: {said}" if speaker else said
+            values = frozenset(v.normal for v in scan(said)) - folded_speakers
+            words = words_of(said)
+            if words and (values or len(words) >= LEAST_TERMS):
+                found.pop(text, None)
+                found[text] = Sentence(text, values, words, number, message.id, place), factor * share
+        if message.role != "tool" and message.kind != "summary":
+            *_, last = spoken(message, speakers) or [asked]
+            asked = _Speech(last.speaker, (sentences(last.text) or [""])[-1])
+    spread = Counter(word for ids in _messages_of(s for s, _ in found.values()).values() for word in ids)
+    names = frozenset(name for s, _ in found.values() for name in _NAME.findall(s.text))
+    count = 1 + len({s.message_id for s, _ in found.values()})
+    ranked = (replace(s, worth=factor * _worth(s, spread, count, names)) for s, factor in found.values())
+    return (*ranked, *_open_calls(source_list))
+
+
+def _messages_of(found: Iterable[Sentence]) -> dict[str, set[str]]:
+    words: dict[str, set[str]] = {}
+    for sentence in found:
+        words.setdefault(sentence.message_id, set()).update(sentence.words)
+    return words
+
+
+def _worth(sentence: Sentence, spread: Counter[str], count: int, names: Collection[str]) -> float:
+    """Returns what a sentence tells, by its numbers, its names and the rarity of its words, for its length."""
+    rarity = math.fsum(min(MAX_RARITY, math.log(count / spread[word])) for word in sentence.words)
+    named = min(MOST_NAMES, len(frozenset(names) & frozenset(_CAPITALISED.findall(sentence.text.partition(": ")[2]))))
+    told = RARITY_WORTH * rarity + NUMBER_WORTH * math.sqrt(len(sentence.values)) + NAME_WORTH * named
+    return told / (len(sentence.text) + OVERHEAD_CHARS)
+
+
+def message_of(source: Source) -> tuple[Message, int]:
+    """Returns the message of a source and its number, 0 for a message outside a session."""
+    return (source.message, source.number) if isinstance(source, Entry) else (source, 0)
+
+
+def flat(message: Message) -> str:
+    """Returns everything that a model sees of a message as one text: its words, tool calls and results."""
+    return "\n".join([message.text, *(f"{c.name} {c.arguments}" for c in message.tool_calls)])
+
+
+# what is said
+
+
+def _told(
+    source: Source, speakers: Collection[str], tools: dict[str, str], asked: _Speech
+) -> Iterator[tuple[str, str, float]]:
+    """Yields who says the sentences of a message, the sentences, and a factor for each."""
+    message, _ = message_of(source)
+    worth = _ROLE_WORTH[message.role]
+    if message.kind == "summary":
+        if _is_kept_line(source):
+            speaker, _, said = message.text.partition(": ")
+            yield (speaker, said, KEPT * worth) if said else ("", speaker, KEPT * worth)
+        else:
+            yield from (("", s, worth) for s in sentences(ARCHIVED_NOTE.sub("", message.text)))
+    elif message.role == "tool":
+        tool = next((r.name or tools.get(r.call_id, "") for r in message.tool_results), "") or "tool output"
+        failures = failure_lines(message.text)
+        yield from ((tool, _short(line), FAILED * worth) for line in failures)
+        units = [] if is_code(message.text) else list(_units(without_calls(message.text)))
+        yield from ((tool, s, worth * _share(len(units))) for s in units if s not in failures)
+    else:
+        speeches = spoken(message, speakers)
+        for speech in speeches:
+            for at, text in enumerate(_sentences(speech.text)):
+                answers = not at and len(speeches) == 1 and asked.speaker != speech.speaker and _asks(asked.text)
+                if answers and len(words_of(text)) <= SHORT_ANSWER:
+                    question = asked.text.replace('"', "'")[-MAX_CHARS:]
+                    yield f'{speech.speaker}, asked "{question}"', text, worth
+                else:
+                    yield speech.speaker, text, worth * (ASKED if _asks(text) else 1.0)
+    for call in message.tool_calls:
+        units = list(_units(call.arguments))
+        yield from ((f"assistant called {call.name}", s, worth * _share(len(units))) for s in units)
+
+
+def _share(lines: int) -> float:
+    """Returns a factor for each of so many lines of one output."""
+    return FEW_LINES / max(FEW_LINES, lines)
+
+
+def _is_kept_line(source: Source) -> bool:
+    """Tells whether a source is a verbatim line of an earlier summary."""
+    return isinstance(source, Entry) and source.message.kind == "summary" and not source.seq
+
+
+def words_of(text: str) -> frozenset[str]:
+    """Returns the terms of a text that have no digit."""
+    return frozenset(t for t in terms(text) if not any(map(str.isdigit, t)))
+
+
+def _asks(text: str) -> bool:
+    return text.endswith(("?", "？"))
+
+
+def _units(text: str) -> Iterator[str]:
+    """Yields the lines of a tool output, or the records of a document."""
+    units = TextUnits.of(without_markers(strip_control_chars(text)))
+    lines = sentences(units.text) if units.kind == "lines" else map(units.unit, range(len(units)))
+    yield from (_short(line) for raw in lines if (line := " ".join(raw.split())))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS].rpartition(' ')[0] or text[:MAX_CHARS]} …"
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """Yields the sentences of what somebody says, each item of a list with the heading of the list."""
+    heading, has_items = "", False
+    for raw in chain(text.splitlines(), ["-"]):  # the last one ends a heading without items
+        mark = LIST_MARK.match(raw)
+        line = _EMPHASIS.sub(r"\2", raw[mark.end() if mark else 0 :]).strip()
+        is_item = mark is not None and bool(mark[0].strip())
+        parts = [p for p in sentences(line) if any(map(str.isalnum, p))]
+        if heading and parts and is_item and len(parts) == 1:
+            has_items = True
+            parts = [f"{heading} {line}"]
+        elif heading and (parts or raw == "-"):
+            if not has_items:
+                yield heading
+            heading, has_items = "", False
+        if parts and parts[-1].endswith((":", "：")) and not has_items:
+            heading = parts.pop()
+        yield from (_short(" ".join(part.split())) for part in parts)
+
+
+# who says it
+
+
+def spoken(message: Message, speakers: Collection[str]) -> list[_Speech]:
+    """Returns what each speaker of a message says, in order; lines without a speaker belong to the one before."""
+    name = message.name or ""
+    speeches = [_Speech(name if name and not _is_role(name) else message.role, "")]
+    for raw in _without_code(strip_control_chars(without_markers(message.text))):
+        speaker, line = speaker_of(raw)
+        is_stamped = line != raw.partition(":")[2].strip()
+        if speaker and (is_stamped or speaker in speakers) and not _is_role(speaker):
+            speeches.append(_Speech(speaker, line))
+        else:
+            kept = raw if speaker else line
+            speeches[-1] = _Speech(speeches[-1].speaker, f"{speeches[-1].text}\n{kept}")
+    return [speech for speech in speeches if speech.text.strip()]
+
+
+def _is_role(name: str) -> bool:
+    """Tells whether a name is, or begins with, a role: nobody speaks for the assistant or the system."""
+    folded = name.casefold()
+    return folded in _ROLES or folded.split(maxsplit=1)[0] in _ROLES
+
+
+def speaker_of(line: str) -> tuple[str, str]:
+    """Returns the name in front of a line and its words, without a stamp; "" for no name.
+
+    A line with nothing but a stamp and a name tells who says the next ones.
+    """
+    stamp = _STAMP.search(line, 0, MAX_NAME_CHARS * 2)
+    if stamp is None:
+        label = _LABEL.match(line)
+        return (
+            ((label[1] or label[2]).strip(), line[label.end() :].strip())
+            if label and _is_name(label[1] or label[2])
+            else ("", line)
+        )
+    before, after = line[: stamp.start()].strip(" ,-–—"), line[stamp.end() :]
+    if before:
+        bracketed = stamp[0].startswith(("[", "("))
+        if _is_name(before) and (not after.strip() or (bracketed and after.startswith(":"))):
+            return before, after[1:].strip()
+        return "", line
+    rest = _BEHIND_STAMP.sub("", after, count=1) if after[:1] in " -–—:" else after
+    if (label := _LABEL.match(rest)) and _is_name(label[1] or label[2]):
+        return (label[1] or label[2]).strip(), rest[label.end() :].strip()
+    if not rest.strip():
+        return "", ""
+    bracketed = stamp[0].startswith(("[", "("))
+    if bracketed and _is_name(rest.strip()) and rest.strip()[-1].isalnum() and rest.strip()[:1].isupper():
+        return rest.strip(), ""
+    return "", rest if bracketed else line
+
+
+def _is_name(text: str) -> bool:
+    """Tells whether a text has the shape of a name: a few words without digits, or one that does not begin with a digit."""
+    words = text.split()
+    return (
+        len(text) <= MAX_NAME_CHARS
+        and 0 < len(words) <= MAX_NAME_WORDS
+        and not any(c in '.!?;"/\\=(){}' for c in text)
+        and not (any(map(str.isdigit, text)) if len(words) > 1 else text[0].isdigit())
+    )
+
+
+def _speakers(messages: Iterable[Message]) -> frozenset[str]:
+    """Returns the names that begin several lines, or that several lines address."""
+    names: Counter[str] = Counter()
+    for message in messages:
+        if message.role != "tool" and message.kind != "summary":
+            for line in message.text.splitlines()[:MOST_LINES]:
+                speaker, said = speaker_of(line)
+                names.update({speaker, speaker_of(said)[0]} if speaker else ())
+    return frozenset(name for name, count in names.items() if name and count > 1)
+
+
+def _without_code(text: str) -> Iterator[str]:
+    """Yields the lines of a text without blocks of program code, of which those stay that report a failure."""
+    block: list[str] | None = None
+    for line in chain(text.splitlines(), [FENCE] if text.count(FENCE) % 2 else []):
+        if not line.lstrip().startswith(FENCE) or line.count(FENCE) > 1:
+            if block is None:
+                yield line
+            else:
+                block.append(line)
+        elif block is None:
+            block = []
+        else:
+            yield from failure_lines("\n".join(block)) if is_code_block("\n".join(block)) else block
+            block = None
+
+
+def _open_calls(sources: Sequence[Source]) -> Iterable[Sentence]:
+    """Returns the tool calls that have no result."""
+    pending: dict[str, Sentence] = {}
+    for source in sources:
+        message, number = message_of(source)
+        for call in message.tool_calls:
+            text = f"open tool call: {call.name} {call.arguments}"
+            values = frozenset(v.normal for v in scan(text))
+            pending[call.id] = Sentence(
+                text, values, frozenset(terms(text)), number, message.id, 0, math.inf, open_call=True
+            )
+        for result in message.tool_results:
+            pending.pop(result.call_id, None)
+    return pending.values()
+
+
+# values
+
+
+def scan(text: str) -> tuple[Value, ...]:
+    """Returns the values in a text, in order."""
+    return tuple(chain.from_iterable(map(_scanned, [text] if len(text) <= 2_000 else stretches(text))))
+
+
+@lru_cache(maxsize=8_192)  # a compaction scans its sentences several times, and the next one scans the summary again
+def _scanned(text: str) -> tuple[Value, ...]:
+    values: list[Value] = []
+    for match in _VALUE.finditer(unicodedata.normalize("NFKC", text) if not text.isascii() else text):
+        literal = match[0].rstrip(".,:;/-")
+        if len(literal) <= MAX_VALUE_CHARS or match.lastgroup == "number":
+            values.append(Value(literal, normal(literal), match.lastgroup or ""))
+    return (*values, *(Value(run, number, "number") for run, number in _numerals(text)))
+
+
+def normal(literal: str) -> str:
+    """Returns the form in which values are compared: numbers without separators of thousands and without unit."""
+    folded = " ".join(literal.casefold().split())
+    number = re.fullmatch(r"\+?(-?\d[\d.,]*?)(?:%|[^\W\d]{1,3})?", folded)
+    if number is None:
+        return folded
+    digits = number[1]
+    if re.fullmatch(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?", digits):
+        digits = digits.replace(",", "")
+    elif re.fullmatch(r"-?\d{1,3}(?:\.\d{3})+,\d+", digits):
+        digits = digits.replace(".", "").replace(",", ".")
+    return digits.rstrip("0").rstrip(".") if re.fullmatch(r"-?\d+\.\d+", digits) else digits
+
+
+_NUMERALS = re.compile(r"(?<!\d)(\d{0,24})([零〇一二两三四五六七八九十百千万亿]++)")
+
+
+def _numerals(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the numbers that are written in signs, such as 三百, or in digits and signs, such as 3万, each also in digits."""
+    if text.isascii():
+        return
+    for match in _NUMERALS.finditer(unicodedata.normalize("NFKC", text)):
+        total = section = 0
+        digit = int(match[1] or 0)
+        for sign in match[2]:
+            value = 2 if sign == "两" else int(unicodedata.numeric(sign))
+            if value < 10:
+                digit = 10 * digit + value  # 二〇二四 has no units
+            elif value < 10_000:
+                section, digit = section + (digit or 1) * value, 0
+            else:
+                part = section + digit
+                # 万 behind 亿 counts what is between them (一亿二千万), 亿 behind 万 all before it (三万亿)
+                total = total + part * value if total >= value else (total + part) * value
+                section = digit = 0
+        yield match[0], str(total + section + digit)
