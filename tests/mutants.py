@@ -53,6 +53,183 @@ def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
 
 MUTANTS: tuple[Mutant, ...] = (
     *_of(
+        "compaction/extract.py",
+        (
+            "a_sentence_of_a_user_with_a_roles_name_speaks_for_it",
+            "return folded in _ROLES or folded.split(maxsplit=1)[0] in _ROLES",
+            "return False",
+            "compaction/test_extract.py::test_nobody_speaks_for_the_assistant",
+        ),
+        (
+            "a_time_in_a_sentence_is_a_stamp",
+            '(not after.strip() or (bracketed and after.startswith(":")))',
+            '(not after.strip() or after.startswith(":"))',
+            "compaction/test_extract.py::test_a_time_or_a_colon_in_a_sentence_is_no_stamp",
+        ),
+        (
+            "a_stamp_without_brackets_is_none",
+            "if (label := _LABEL.match(rest)) and _is_name(label[1] or label[2]):",
+            'if (label := _LABEL.match(rest)) and stamp[0][0] in "[(":',
+            "compaction/test_extract.py::test_a_stamp_and_a_speaker_are_known_by_their_shape",
+        ),
+        (
+            "a_name_in_a_header_is_no_speaker",
+            "if bracketed and _is_name(rest.strip())",
+            "if False and _is_name(rest.strip())",
+            "compaction/test_extract.py::test_a_stamp_and_a_speaker_are_known_by_their_shape",
+        ),
+        (
+            "numbers_count_nothing",
+            "NUMBER_WORTH * math.sqrt(len(sentence.values))",
+            "0.0",
+            "compaction/test_extract.py::test_numbers_and_names_come_before_chatter",
+        ),
+        (
+            "a_question_counts_in_full",
+            "worth * (ASKED if _asks(text) else 1.0)",
+            "worth",
+            "compaction/test_extract.py::test_a_question_counts_less_than_what_is_said",
+        ),
+        (
+            "an_answer_stands_alone",
+            "if answers and len(words_of(text)) <= SHORT_ANSWER:",
+            "if False:",
+            "compaction/test_extract.py::test_a_bare_answer_comes_with_its_question",
+        ),
+        (
+            "an_item_stands_without_its_heading",
+            'parts = [f"{heading} {line}"]',
+            "parts = [line]",
+            "compaction/test_extract.py::test_an_item_comes_with_the_heading_of_its_list",
+        ),
+        (
+            "each_line_of_a_large_output_counts_in_full",
+            "return FEW_LINES / max(FEW_LINES, lines)",
+            "return 1.0",
+            "compaction/test_extract.py::test_a_large_output_does_not_drown_what_is_said_of_it",
+        ),
+        (
+            "an_old_line_counts_as_a_new_one",
+            "KEPT = 0.9",
+            "KEPT = 1.1",
+            "compaction/test_extract.py::test_of_two_lines_that_tell_as_much_the_newer_one_stays",
+        ),
+        (
+            "what_is_said_again_counts_in_full",
+            "REPEATED = 0.3",
+            "REPEATED = 1.0",
+            "compaction/test_extract.py::test_what_is_said_again_with_another_number_counts_less",
+        ),
+        (
+            "code_in_a_message_is_read",
+            'if is_code_block("\\n".join(block)) else block',
+            "if False else block",
+            "compaction/test_extract.py::test_code_is_left_out_and_its_failures_stay",
+        ),
+        (
+            "thousands_keep_their_comma",
+            'digits = digits.replace(",", "")\n',
+            "pass\n",
+            "compaction/test_extract.py::test_equal_values_have_one_normal_form",
+        ),
+        (
+            "signs_of_numbers_are_no_digits",
+            "elif value < 10_000:",
+            "elif value < 100:",
+            "compaction/test_extract.py::test_equal_values_have_one_normal_form",
+        ),
+        (
+            "an_open_call_comes_last",
+            "math.inf, open_call=True",
+            "0.0, open_call=True",
+            "compaction/test_verify.py::test_an_open_call_comes_first_and_says_so",
+        ),
+    ),
+    *_of(
+        "compaction/verify.py",
+        (
+            "a_short_number_counts_anywhere",
+            "any(len(value) > SHORT_VALUE or not sentence.words or sentence.words & s.words for s in by_value.get(value, ()))",
+            "bool(by_value.get(value))",
+            "compaction/test_verify.py::test_a_short_number_counts_only_beside_its_words",
+        ),
+        (
+            "part_of_a_number_is_the_number",
+            "return number <= SMALL_NUMBER or digits",
+            "return True or digits",
+            "compaction/test_verify.py::test_part_of_a_longer_value_is_no_value",
+        ),
+        (
+            "counting_is_inventing",
+            "SMALL_NUMBER = 12",
+            "SMALL_NUMBER = 0",
+            "compaction/test_verify.py::test_numbering_and_small_counts_are_not_invented",
+        ),
+        (
+            "a_time_of_day_has_one_form",
+            "or (clock and str(number - 12) in groups)",
+            "",
+            "compaction/test_verify.py::test_a_value_in_another_form_is_not_invented",
+        ),
+        (
+            "what_a_model_rounds_stays",
+            "if exact is not None:",
+            "if exact is not None and false:",
+            "compaction/test_verify.py::test_a_value_that_a_model_rounds_gives_way_to_the_source",
+        ),
+        (
+            "what_is_invented_stays",
+            "            elif false:\n",
+            "            elif False:\n",
+            "compaction/test_verify.py::test_a_value_of_nowhere_is_struck_out_with_its_sentence",
+        ),
+        (
+            "an_exact_sentence_gives_way",
+            "    if any(s.values & stated.values for s in best):\n        return None\n",
+            "",
+            "compaction/test_verify.py::test_what_a_model_says_exactly_stays_in_its_words",
+        ),
+        (
+            "a_summary_may_be_invented",
+            "if len(struck) < 2 or",
+            "if True or",
+            "compaction/test_verify.py::test_rewritten_numbers_are_invented_and_reject_the_summary",
+        ),
+        (
+            "a_summary_may_be_longer_than_its_source",
+            "if len(text) > len(source_text):",
+            "if False:",
+            "compaction/test_verify.py::test_a_summary_that_is_none_is_named",
+        ),
+        (
+            "a_script_of_turns_is_a_summary",
+            "(turns > 1 and turns",
+            "(False and turns",
+            "compaction/test_verify.py::test_a_summary_that_is_none_is_named",
+        ),
+        (
+            "lines_go_beyond_the_limit",
+            "        if used + cost > limit_tokens:\n            continue\n",
+            "",
+            "compaction/test_verify.py::test_what_is_missing_is_put_back_within_the_limit",
+        ),
+        (
+            "the_same_is_said_twice",
+            "NEW_WORDS = 0.5",
+            "NEW_WORDS = 0.0",
+            "compaction/test_verify.py::test_of_two_lines_that_say_the_same_one_is_put_back",
+        ),
+    ),
+    *_of(
+        "compaction/summarize.py",
+        (
+            "an_extract_takes_all_of_its_room",
+            "if task.rules.recall_share_tokens:",
+            "if False:",
+            "compaction/test_extract.py::test_with_recall_an_extract_takes_a_third_of_the_room_that_it_has_without",
+        ),
+    ),
+    *_of(
         "backends/anthropic/request.py",
         (
             "a_schema_of_the_answer_replaces_the_effort",

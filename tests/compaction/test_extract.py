@@ -163,6 +163,14 @@ def test_of_two_lines_that_tell_as_much_the_newer_one_stays() -> None:
     assert found[1].number == 3
 
 
+def test_what_is_said_again_with_another_number_counts_less() -> None:
+    rents = [user(f"The rent of the flat is {euros} euros.", id=f"r{euros}") for euros in (700, 730, 760)]
+    assert ranked(*rents)[0] == "user: The rent of the flat is 760 euros."
+    older, newer = ("Order ORD-2291 has 40 boxes.", "Order ORD-2292 has 50 boxes.")
+    worth = {s.text: s.worth for s in extract([user(older, id="o"), user(newer, id="n")])}
+    assert worth[f"user: {older}"] == worth[f"user: {newer}"], "the orders are two"
+
+
 def test_with_recall_an_extract_takes_a_third_of_the_room_that_it_has_without() -> None:
     sizes: dict[float, int] = {}
     for ratio in (0.0, 0.8):

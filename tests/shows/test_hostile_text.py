@@ -44,6 +44,7 @@ ANCHORED = frozenset(
         "ctxfold.history.terms._RULE",
         "ctxfold.history.passage_cache._STAMP",
         "ctxfold.compaction.extract.ROLE_LINE",
+        "ctxfold.compaction.verify._DATE",
         "ctxfold.tokens.media._TEXTUAL",
         "ctxfold.tokens.text._LAST_SAFE_CUT",
     }

@@ -35,8 +35,9 @@ SHORT_ANSWER = 3  # terms; what is as short comes with the question that it answ
 MAX_RARITY = 3.0  # of a word: the rarest ones are mistyped
 NUMBER_WORTH, NAME_WORTH, RARITY_WORTH = 12.0, 4.0, 0.5
 MOST_NAMES = 2  # of a sentence that count
-OVERHEAD_CHARS = 16  # of a sentence, as if it had so many more: a short one is no better than it is
+OVERHEAD_CHARS = 24  # of a sentence, as if it had so many more: a short one is no better than it is
 FEW_LINES = 3  # of an output, which count in full; the lines of a larger one count as much as these together
+REPEATED = 0.3  # factor of a sentence that a later one says again with other numbers
 KEPT = 0.9  # factor of a line of the last summary: of two that tell as much, the newer one stays
 ASKED, FAILED = 0.4, 3.0  # factors of a question, and of a line that reports a failure
 _ROLE_WORTH = {"user": 1.0, "system": 1.0, "assistant": 0.7, "tool": 0.4}
@@ -139,8 +140,18 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
     spread = Counter(word for ids in _messages_of(s for s, _ in found.values()).values() for word in ids)
     names = frozenset(name for s, _ in found.values() for name in _NAME.findall(s.text))
     count = 1 + len({s.message_id for s, _ in found.values()})
-    ranked = (replace(s, worth=factor * _worth(s, spread, count, names)) for s, factor in found.values())
+    newest = {_wording(s): s for s, _ in found.values()}
+    ranked = (
+        replace(s, worth=factor * _worth(s, spread, count, names) * (1.0 if newest[_wording(s)] is s else REPEATED))
+        for s, factor in found.values()
+    )
     return (*ranked, *_open_calls(source_list))
+
+
+def _wording(sentence: Sentence) -> tuple[str, frozenset[str]]:
+    """Returns what a sentence has in common with those that differ from it in nothing but numbers, and its speaker."""
+    speaker = sentence.text.partition(": ")[0]
+    return speaker, sentence.words.union(v for v in sentence.values if not v[:1].isdigit())
 
 
 def _messages_of(found: Iterable[Sentence]) -> dict[str, set[str]]:
