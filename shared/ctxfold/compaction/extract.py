@@ -68,6 +68,7 @@ _STAMP = re.compile(rf"[\[(]?(?:[\d./,-]{{4,24}}[T\s]\s{{0,3}})?{_TIME}(?:\s-->\
 _BEHIND_STAMP = re.compile(r"\s*[-–—:]?\s+")
 _LABEL = re.compile(r"(?:<([^<>\s]{1,32})>|([^\W_][^:\n<>{}\[\]\"“”?!;.]{0,31}):)\s+(?=\S)")
 _EMPHASIS = re.compile(r"(?<!\w)(\*{1,3}|__)(?=\S)([^*_\n]+)(?<=\S)\1(?!\w)")
+_MARKER_IN_JSON = re.compile(r"\\n\[\.\.\. [\d,]{1,12} of [^\]\n]{0,200}\]")  # of a shortened argument
 # nobody speaks for these, as their text is not theirs to write
 _ROLES = frozenset(("user", "human", "assistant", "system", "tool", "ai", "developer", "tool output", "open tool call"))
 ROLE_LINE = re.compile(rf"\W*(?:{'|'.join(sorted(_ROLES))})\W{{0,3}}[:：]", re.I)
@@ -236,8 +237,9 @@ def _asks(text: str) -> bool:
 
 def _units(text: str) -> Iterator[str]:
     """Yields the lines of a tool output, or the records of a document."""
-    units = TextUnits.of(without_markers(strip_control_chars(text)))
-    lines = sentences(units.text) if units.kind == "lines" else map(units.unit, range(len(units)))
+    units = TextUnits.of(_MARKER_IN_JSON.sub("", without_markers(strip_control_chars(text))))
+    in_prose = units.kind == "lines" and not units.text.startswith(("{", "["))
+    lines = sentences(units.text) if in_prose else map(units.unit, range(len(units)))
     yield from (_short(line) for raw in lines if (line := " ".join(raw.split())))
 
 
