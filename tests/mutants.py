@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "numbers_count_nothing",
             "NUMBER_WORTH * math.sqrt(len(sentence.values))",
             "0.0",
-            "compaction/test_extract.py::test_numbers_and_names_come_before_chatter",
+            "compaction/test_extract.py::test_a_number_is_worth_more_than_a_rare_word",
         ),
         (
             "a_question_counts_in_full",

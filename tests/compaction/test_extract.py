@@ -114,8 +114,13 @@ def test_numbers_and_names_come_before_chatter() -> None:
     )
 
 
+def test_a_number_is_worth_more_than_a_rare_word() -> None:
+    vague, exact = "Ben has countless boxes in Bonn.", "Ben has 41 boxes in Bonn."
+    assert ranked(user(vague, id="v"), user(exact, id="e")) == [f"user: {exact}", f"user: {vague}"]
+
+
 def test_a_question_counts_less_than_what_is_said() -> None:
-    asked, said = "Does Ben have 41 red boxes?", "Then Ben has 41 red boxes."
+    asked, said = "Anna has 41 lamps?", "Ben carried all of the 52 lamps off."
     assert ranked(user(asked, id="q"), user(said, id="s")) == [f"user: {said}", f"user: {asked}"]
 
 
@@ -150,16 +155,17 @@ def test_a_document_is_read_by_its_records_behind_the_name_of_its_tool() -> None
 
 def test_a_large_output_does_not_drown_what_is_said_of_it() -> None:
     rows = "\n".join(f"row {n} has value {n * 37}" for n in range(200))
-    best = ranked(tool_result("c", rows, id="t"), assistant("The largest value of the table is 7363.", id="a"))[0]
-    assert best == "assistant: The largest value of the table is 7363."
+    answer = "The largest value that anybody can find in all of this long table, so far as I see, is 7363."
+    best = ranked(tool_result("c", rows, id="t"), assistant(answer, id="a"))[0]
+    assert best == f"assistant: {answer}"
 
 
 def test_of_two_lines_that_tell_as_much_the_newer_one_stays() -> None:
-    kept = user("user: room 41 costs 300 euros in Bonn", id="s:1")
+    kept = user("user: room 41 costs 300 crown in Bonn", id="s:1")
     old = Entry("s:1", 0, Message(kept.id, "user", kept.parts, kind="summary"), 0, number=3)
-    new = user("room 42 costs 300 euros in Bonn", id="u")
+    new = user("hall 42 seats 300 crowd in Rome", id="u")
     found = sorted(extract([old, new]), key=lambda s: -s.worth)
-    assert [s.text for s in found] == ["user: room 42 costs 300 euros in Bonn", "user: room 41 costs 300 euros in Bonn"]
+    assert [s.text for s in found] == ["user: hall 42 seats 300 crowd in Rome", "user: room 41 costs 300 crown in Bonn"]
     assert found[1].number == 3
 
 

@@ -141,9 +141,11 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
     spread = Counter(word for ids in _messages_of(s for s, _ in found.values()).values() for word in ids)
     names = frozenset(name for s, _ in found.values() for name in _NAME.findall(s.text))
     count = 1 + len({s.message_id for s, _ in found.values()})
-    newest = {_wording(s): s for s, _ in found.values()}
+    newest = {_wording(s): s for s, _ in found.values() if not _asks(s.text)}
     ranked = (
-        replace(s, worth=factor * _worth(s, spread, count, names) * (1.0 if newest[_wording(s)] is s else REPEATED))
+        replace(
+            s, worth=factor * _worth(s, spread, count, names) * (1.0 if newest.get(_wording(s), s) is s else REPEATED)
+        )
         for s, factor in found.values()
     )
     return (*ranked, *_open_calls(source_list))
