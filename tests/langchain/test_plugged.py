@@ -67,7 +67,7 @@ async def test_every_replaced_message_is_read(how: str) -> None:
         state = agent.invoke(given, THREAD) if how == "invoke" else await agent.ainvoke(given, THREAD)
         read = "\n".join(texts(r.body) for r in server.requests if not is_agents(r.body))
         assert {f"MARK{n:04}" for n in range(239)} <= set(read.split())
-        assert seen[0].fallback_level == "model"
+        assert seen[0].fallback_level == "model", seen[0].problems
         assert seen[0].calls > 1
         assert seen[0].text in state["messages"][0].text
 

@@ -132,7 +132,7 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
             text = f"{speaker}: {said}" if speaker else said
             values = frozenset(v.normal for v in scan(said)) - folded_speakers
             words = words_of(said)
-            if words and (values or len(words) >= LEAST_TERMS):
+            if len(words) >= LEAST_TERMS or (values and _tells(said)):
                 found.pop(text, None)
                 found[text] = Sentence(text, values, words, number, message.id, place), factor * share
         if message.role != "tool" and message.kind != "summary":
@@ -149,6 +149,15 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
         for s, factor in found.values()
     )
     return (*ranked, *_open_calls(source_list))
+
+
+def _tells(said: str) -> bool:
+    """Tells whether something with a value says more than a bare number: a word stands beside it, or the value is none."""
+    for value in scan(said):
+        if value.kind != "number":
+            return True
+        said = said.replace(value.text, " ")
+    return any(map(str.isalpha, said))
 
 
 def _wording(sentence: Sentence) -> tuple[str, frozenset[str]]:
