@@ -174,13 +174,10 @@ def _said(row: dict[str, str]) -> str:
 def kept(messages: Sequence[Message], facts: Sequence[Planted], window: int, summarizer: BaseBackend | None) -> Kept:
     """What is left of the facts when the conversation has been told, message by message, to a session of that window."""
     events: list[HistoryCompacted] = []
-    settings = {
-        "context_window": window,
-        "summarizer": summarizer,
-        "counter": COUNTER,
-        "recall_ratio": 0,
-    }  # nothing recalled
-    with AgentContext(session_id="planted", **settings) as context:
+    # nothing is recalled
+    with AgentContext(
+        session_id="planted", context_window=window, summarizer=summarizer, counter=COUNTER, recall_ratio=0
+    ) as context:
         context.subscribe(lambda e: events.append(e) if isinstance(e, HistoryCompacted) else None)
         for message in messages:
             context.add(message)
