@@ -2028,12 +2028,6 @@ MUTANTS: tuple[Mutant, ...] = (
             'if any(e.message.kind == "note" for entries',
             "properties/test_outages.py::test_a_new_process_continues_a_turn_whose_messages_are_all_compacted",
         ),
-        (
-            "an_erased_reply_stops_its_thread",
-            'if message is messages[-1] and message.role != "assistant":',
-            "if message is messages[-1]:",
-            "langchain/test_slim_checkpoints.py::test_an_erased_message_reads_as_a_note",
-        ),
     ),
     *_of(
         "engine/erase.py",
@@ -2054,18 +2048,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "return (yield from Call(lambda: run(_rewrite_log(ports, key, records, erased_ids, rewritten), ports)))",
             "return (yield from _rewrite_log(ports, key, records, erased_ids, rewritten))",
             "erasure/test_erase.py::test_an_event_loop_goes_on_while_a_log_is_rewritten",
-        ),
-        (
-            "contents_of_calls_are_not_erased",
-            "names = {m.id for m in erased} | {result.call_id for m in erased for result in m.tool_results}",
-            "names = {m.id for m in erased}",
-            "langchain/test_slim_checkpoints.py::test_an_erased_message_reads_as_a_note",
-        ),
-        (
-            "a_session_leaves_its_contents",
-            "settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key, *unused))",
-            "settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key,))",
-            "langchain/test_slim_checkpoints.py::test_erasing_the_session_or_the_owner_takes_the_contents",
         ),
         (
             "a_log_that_was_begun_anew_counts_as_known",
@@ -4253,27 +4235,6 @@ MUTANTS: tuple[Mutant, ...] = (
             'if message.visibility == "user" or not media:',
             "if not media:",
             "llamaindex/test_history_tools.py",
-        ),
-    ),
-    *_of(
-        "../../langchain_ctx/checkpoints.py",
-        (
-            "a_lone_surrogate_stays_in_the_checkpoint",
-            "        return _JSON, json.dumps(content)\n",
-            '        return _JSON, ""\n',
-            "langchain/test_slim_checkpoints.py::test_a_content_comes_back_as_it_was",
-        ),
-        (
-            "json_changes_a_content_of_a_checkpoint",
-            'text if json.loads(text) == content else ""',
-            "text",
-            "langchain/test_slim_checkpoints.py::test_a_content_comes_back_as_it_was",
-        ),
-        (
-            "a_content_that_is_gone_is_a_note_without_being_asked_for",
-            'if reference not in known and missing == "error":',
-            "if False:",
-            "langchain/test_slim_checkpoints.py::test_an_erased_thread_is_an_error_or_a_note",
         ),
     ),
     *_of(

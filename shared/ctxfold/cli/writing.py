@@ -36,7 +36,6 @@ from ctxfold.connect import LineCodec, named_provider, open_backend
 from ctxfold.engine.erase import Erasure
 from ctxfold.engine.retention import Pruned, Retention
 from ctxfold.errors import ConfigError, SessionNotFoundError
-from ctxfold.history.records import OFFLOADED
 from ctxfold.io.session_files import Zone, file_rules, parse_lines
 from ctxfold.protocols import Store, UuidIds, Wire
 
@@ -183,8 +182,7 @@ def erase(
         if name is None and oldest is None:
             done = [Erasure(removed=place.sessions(owner), settled=place.erase_owner(owner))]
         else:
-            # contents that checkpoints refer to are erased with their messages
-            names = [name] if name is not None else [n for n in place.sessions(owner) if not n.endswith(OFFLOADED)]
+            names = [name] if name is not None else place.sessions(owner)
             done = _erase_in(place, owner, names, references or (), oldest)
         _print_erasure(done, as_json=as_json)
 
@@ -217,7 +215,7 @@ def prune(
             max_messages=max_messages,
             max_bytes=max_bytes,
         )
-        names = [n for n in place.sessions(owner) if not n.endswith(OFFLOADED)]
+        names = place.sessions(owner)
         if name is not None and name not in names:
             raise SessionNotFoundError(
                 f"session {name!r} of owner {owner!r} does not exist in this store: check the name, or create it"

@@ -12,7 +12,7 @@ from ctxfold.engine.engine import Engine
 from ctxfold.engine.erase import Erasure, erase_messages, erase_session
 from ctxfold.errors import ConfigError
 from ctxfold.history.edits import PROMPT_ID
-from ctxfold.history.records import NOTICE, NUMBERED, OFFLOADED, Record, SessionKey, TurnClosed, encode_body
+from ctxfold.history.records import NOTICE, NUMBERED, Record, SessionKey, TurnClosed, encode_body
 from ctxfold.history.snapshot import stored_message
 from ctxfold.protocols import Store
 from ctxfold.validation import is_a, kind_of, whole_number
@@ -96,7 +96,7 @@ def prune(
             f"lease_s is {lease_s!r}: give the seconds after which another worker takes over from one that died"
         )
     place, worker = SessionKey(owner, ""), engine.ports.ids.new()
-    names = [name for name in (yield from StoreCall(Store.sessions, owner)) if not name.endswith(OFFLOADED)]
+    names = yield from StoreCall(Store.sessions, owner)
     done: list[Erasure] = []
 
     def each_session() -> Flow[bool]:

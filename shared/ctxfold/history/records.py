@@ -33,16 +33,7 @@ class SessionKey(NamedTuple):
     session: str
 
 
-OFFLOADED = "|:checkpoints"  # ends the name of the log with contents that a checkpointer's states refer to
 OWN_NAME = re.compile(r"(?:~[0-9a-f]{8})*$")
-
-
-def offloaded_of(key: SessionKey) -> tuple[SessionKey, ...]:
-    """Returns the logs that may hold contents of this session's messages: its thread's, whichever part of the name that is."""
-    parts = key.session.split("|")
-    threads = ("|".join(parts[:n]) for n in range(1, len(parts) + 1))
-    names = dict.fromkeys(name for t in threads for name in (t, OWN_NAME.sub("", t)) if name)
-    return tuple(SessionKey(key.owner, f"{name}{OFFLOADED}") for name in names)
 
 
 # in an excerpt, stands for the message's own reference, which it gets when it is stored; no text has a noncharacter of Unicode
