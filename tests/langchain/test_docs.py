@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import langchain_deepseek
@@ -70,7 +72,10 @@ def test_the_examples(names: dict[str, Any], tmp_path: Path, monkeypatch: pytest
     run(deletion)
     assert names["agent"].get_state(config).values == {}
     monkeypatch.chdir(tmp_path)
-    run(delta)
+    program = ModuleType("delta_program")  # the annotations of its state are looked up in the module
+    program.__dict__.update(names, __name__="delta_program")
+    monkeypatch.setitem(sys.modules, "delta_program", program)
+    exec(compile(delta, "langchain-agents.md", "exec"), program.__dict__)
     with SqliteSaver.from_conn_string("checkpoints.db") as saver:
         assert saver.get({"configurable": {"thread_id": "t"}}) is not None
     if find_spec("deepagents"):  # it needs langchain-core 1.7
