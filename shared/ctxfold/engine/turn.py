@@ -34,7 +34,7 @@ from ctxfold.errors import (
     MessageTooLargeError,
     TurnClosedError,
 )
-from ctxfold.events import Appended
+from ctxfold.events import Appended, IdsRepeated
 from ctxfold.history.cuts import open_calls
 from ctxfold.history.diff import Reconciled, asked_after_results, finished_count
 from ctxfold.history.edits import ended_with, prompted, reworded
@@ -238,9 +238,13 @@ def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow
     """
     try:
         return (yield from _ingest_new(engine, attempt, turn_input))
-    except TurnClosedError:
+    except (TurnClosedError, MessageConflictError) as error:
         if turn_input.given_ids is None or turn_input.attached:
             raise
+        if isinstance(error, MessageConflictError):  # its ids say nothing: it is compared by what its messages say
+            engine.events.emit(IdsRepeated(attempt.open_session.key.session, tuple(sorted(turn_input.given_ids))))
+            anew = tuple(replace(m, id=engine.ports.ids.new()) for m in turn_input.messages)
+            turn_input = replace(turn_input, messages=anew, given_ids=frozenset())
         return (yield from _ingest_new(engine, attempt, turn_input))
 
 
