@@ -194,6 +194,10 @@ def prune(
     older_than: Annotated[
         str | None, typer.Option("--older-than", help="erase older messages: 12h, 30d, 6w, 1y")
     ] = None,
+    unused_for: Annotated[
+        str | None,
+        typer.Option("--unused-for", help="remove sessions in which nothing was stored for this long, such as 90d"),
+    ] = None,
     max_messages: Annotated[
         int | None, typer.Option("--max-messages", min=1, help="keep at most this number of messages per session")
     ] = None,
@@ -205,13 +209,12 @@ def prune(
 ) -> None:
     """Erase for good what exceeds these limits in every session of the owner; sessions that are older are removed."""
     with within(as_json=as_json), opened(store) as place:
-        if older_than is None and max_messages is None and max_bytes is None:
-            raise ConfigError("no limit is given: use --older-than, --max-messages or --max-bytes")
-        max_age = None if older_than is None else age("--older-than", older_than)
-        if max_age is not None and not max_age:
-            raise ConfigError(f"--older-than {older_than!r} names no span of time: give one above zero, such as 30d")
+        given = (older_than, unused_for, max_messages, max_bytes)
+        if all(limit is None for limit in given):
+            raise ConfigError("no limit is given: use --older-than, --unused-for, --max-messages or --max-bytes")
         limits = Retention(
-            max_age=max_age,
+            max_age=_span("--older-than", older_than),
+            max_idle=_span("--unused-for", unused_for),
             max_messages=max_messages,
             max_bytes=max_bytes,
         )
@@ -231,6 +234,13 @@ def prune(
         _print_erasure(
             [Erasure(sessions=done.sessions, removed=done.removed, settled=done.settled)], count=done.messages
         )
+
+
+def _span(option: str, text: str | None) -> timedelta | None:
+    span = None if text is None else age(option, text)
+    if span is not None and not span:
+        raise ConfigError(f"{option} {text!r} names no span of time: give one above zero, such as 30d")
+    return span
 
 
 def _pruned(
