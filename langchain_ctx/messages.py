@@ -302,8 +302,7 @@ def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[P
         for c in message.invalid_tool_calls
         if c["id"]
     ]
-    order = {str(name): n for n, name in enumerate(as_list(ours.get("order")))}  # noted by release 0.1.0
-    return sorted(parts, key=lambda p: order.get(p.id, len(order)) if isinstance(p, ToolCallPart) else -1)
+    return parts
 
 
 def _extra(ours: Mapping[str, Any], call_id: str) -> str | None:

@@ -136,7 +136,7 @@ def test_compact_and_undo(ctxfold: Run) -> None:
     before = ctxfold("window", "ann", "--json").json
     done = ctxfold("compact", "ann", "--json").json
     assert done["tokens_after"] < done["tokens_before"] == before["used_tokens"]
-    assert (done["fallback_level"], done["rung"]) == ("extractive", "extractive")
+    assert done["fallback_level"] == "extractive"
     assert ctxfold("undo", "ann", "--json").json["tokens"] == [done["tokens_after"], done["tokens_before"]]
     assert ctxfold("window", "ann", "--json").json["blocks"] == before["blocks"]
     assert "messages archived" in ctxfold("compact", "ann").out

@@ -111,7 +111,6 @@ def test_a_compaction_has_a_span_and_its_summary_call_is_inside(make: Callable[.
     assert inner.parent.span_id == compact.context.span_id
     assert compact.attributes["ctxfold.tokens_after"] < compact.attributes["ctxfold.tokens_before"]
     assert compact.attributes["ctxfold.fallback_level"] == outcome.event.fallback_level
-    assert compact.attributes["ctxfold.rung"] == outcome.event.fallback_level, "the old name, until release 2.0"
 
 
 def everything(make: Callable[..., Driven]) -> None:

@@ -69,7 +69,7 @@ def compact(
             event = context.compact().event
         assert event is not None
         if as_json:
-            print_json({**asdict(event), "rung": event.fallback_level})  # its old name, until release 2.0
+            print_json(asdict(event))
         else:
             output().print(
                 f"{event.strategy} ({event.fallback_level or 'no summary'}): {event.tokens_before} -> {event.tokens_after} tokens, "

@@ -297,7 +297,6 @@ def _traced(
             raise
         if compact_span is not None and outcome.event is not None:
             compact_span.set_attribute("ctxfold.fallback_level", outcome.event.fallback_level)
-            compact_span.set_attribute("ctxfold.rung", outcome.event.fallback_level)  # its old name, until release 2.0
             compact_span.set_attribute("ctxfold.tokens_before", outcome.event.tokens_before)
             compact_span.set_attribute("ctxfold.tokens_after", outcome.event.tokens_after)
     return outcome

@@ -6,10 +6,10 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 from ctxfold.errors import CtxWarning, MessageError, StoreCorruptError
 from ctxfold.messages import Message, ToolResultPart, Usage, content_key
@@ -114,11 +114,6 @@ class Unpinned:
     kind: Literal["unpinned"] = "unpinned"
 
 
-def _stored_name(field_name: str) -> str:
-    """Returns the name of a field in stored records, which is that of the first release."""
-    return "rung" if field_name == "fallback_level" else field_name
-
-
 @dataclass(frozen=True, slots=True)
 class Compacted:
     """Begins an epoch: `summary` replaces the `covered` ids in the view, and `shown` messages replace their originals.
@@ -141,7 +136,6 @@ class Compacted:
     usage: Usage | None = None
     within: bool | None = None
     kind: Literal["compacted"] = "compacted"
-    __pydantic_config__: ClassVar[Mapping[str, object]] = {"alias_generator": _stored_name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +343,7 @@ def encode_body(body: Body) -> str:
     if isinstance(body, Unknown):
         return body.text
     try:
-        return _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, by_alias=True, warnings="error"))
+        return _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, warnings="error"))
     except (PydanticSerializationError, TypeError):
         return _readable(body)
 
@@ -361,7 +355,7 @@ def _dumped(value: object) -> str:
 def _readable(body: KnownBody) -> str:
     """Returns the text of a record that holds values of unexpected types, once it is certain that it can be read."""
     try:
-        text = _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, by_alias=True, warnings=False))
+        text = _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, warnings=False))
         _adapter().validate_json(text)
     except (TypeError, ValueError) as error:
         raise MessageError(
