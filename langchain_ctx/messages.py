@@ -419,7 +419,8 @@ def to_langchain(message: Message) -> BaseMessage:
         kwargs[OURS] = ours
     fields["additional_kwargs"] = kwargs
     if extras.get("chat") == "function":
-        return FunctionMessage(**{**fields, "name": message.name or ""})
+        fields["name"] = message.name or ""
+        return FunctionMessage(**fields)
     if "chat" in extras:
         return ChatMessage(role=extras["chat"], **fields)
     match message.role:
