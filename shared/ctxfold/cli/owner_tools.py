@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,6 +15,7 @@ from ctxfold.engine.owner_search import scope_of, search_owner
 from ctxfold.errors import ConfigError, MessageErasedError, MessageNotFoundError
 from ctxfold.history.prompt_safety import as_quoted_data, quoted_name
 from ctxfold.history.records import SessionKey
+from ctxfold.inspect.chart import time_text
 from ctxfold.inspect.explain import readable_text
 from ctxfold.memory.store import new_item, rendered
 from ctxfold.memory.store import search as search_memory
@@ -237,4 +237,4 @@ def _page(messages: Iterable[tuple[str, Message | str]], offset: int, last: str)
 
 
 def _when(at_s: float) -> str:
-    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
+    return time_text(at_s, "%Y-%m-%d %H:%M")
