@@ -129,3 +129,16 @@ def test_the_page_on_erasing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert ctx.messages() == ()
     exec(compile(retention, "erasure.md", "exec"), names)
     assert names["done"] == Pruned()
+
+
+@pytest.mark.parametrize("name", ["ann|:checkpoints", "ann|tools:1", "ann~0123abcd", "ann/archived", "ann|", "~ann"])
+def test_v3_a_name_that_begins_like_another_is_a_session_of_its_own(name: str) -> None:
+    with MemoryStore() as store:
+        for session in ("ann", name):
+            with context(store=store, session_id=session) as ctx:
+                ctx.add([user(f"mine is {session}", id="u"), assistant("noted", id="a")])
+        with context(store=store, session_id="ann") as ctx:
+            assert ctx.erase_session().removed == ("ann",)
+        assert store.sessions("default") == (name,)
+        with context(store=store, session_id=name, create=False) as ctx:
+            assert [m.id for m in ctx.messages()] == ["u", "a"]
