@@ -25,15 +25,22 @@ from ctxfold.lru import LruCache
 from ctxfold.messages import Message, Part, ReasoningPart, TextPart, Usage, with_unique_calls
 from ctxfold.protocols import Chunk, Request, ToolCallDelta
 from ctxfold.validation import as_list
+from langchain_ctx.content import thought_text
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.messages import from_langchain, to_langchain, usage_metadata, without_thoughts
 from langchain_ctx.models import is_same_model, model_name
-from langchain_ctx.reasoning import first_with_reasoning
+from langchain_ctx.reasoning import first_with_reasoning, replay, warn_of_loss
 
 Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
 _SYSTEM_LEADS = frozenset(
-    {"langchain_anthropic", "langchain_aws", "langchain_google_genai", "langchain_google_vertexai"}
+    {
+        "langchain_anthropic",
+        "langchain_aws",
+        "langchain_google_genai",
+        "langchain_google_vertexai",
+        "langchain_mistralai",
+    }
 )
 
 
@@ -65,6 +72,8 @@ def _legal_for(model: Any, messages: Sequence[Message]) -> Sequence[Message]:
     """Returns the messages, for a model whose package takes system messages at the head alone with later ones as the user's."""
     while (bound := getattr(model, "bound", None)) is not None:
         model = bound
+    if replay(model) == "unknown" and any(message.reasoning for message in messages):
+        warn_of_loss(cast("type[BaseChatModel]", type(model)))
     packages = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
     return messages if packages.isdisjoint(_SYSTEM_LEADS) else later_system_as_users(messages)
 
@@ -393,7 +402,7 @@ def _block(block: Mapping[str, Any], piece: AIMessageChunk) -> Chunk | None:
         case {"type": "text", "text": str(text)} if text:
             return Chunk(content=text, raw=piece)
         case {"type": "thinking" | "reasoning"}:
-            text = block.get("thinking") or block.get("reasoning") or ""
+            text = thought_text(block.get("thinking") or block.get("reasoning"))
             signature = block.get("signature")
             return Chunk(reasoning=text, signature=signature, raw=piece) if text or signature else None
         case {"type": kind, "data": str(data)} if kind == SEALED:

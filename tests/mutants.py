@@ -53,6 +53,48 @@ def _of(file: str, *mutants: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
 
 MUTANTS: tuple[Mutant, ...] = (
     *_of(
+        "compaction/live_prefix.py",
+        (
+            "a_summary_on_the_live_prefix_repeats_empty_messages",
+            "prefix = [e for e in entries[:upto] if says_something(e.message)]",
+            "prefix = entries[:upto]",
+            "wire/test_legal_windows.py::test_l7_empty_messages_are_left_out_of_summaries_on_the_live_prefix",
+        ),
+    ),
+    *_of(
+        "backends/jsonl.py",
+        (
+            "a_line_is_read_without_its_text",
+            "if told and not named and text.strip()",
+            "if told and named and text.strip()",
+            "wire/test_native_jsonl.py::test_p4_no_line_is_accepted_whose_text_would_be_lost",
+        ),
+        (
+            "a_spoken_answer_is_read_as_nothing",
+            'named = key in _NAME_KEYS and not place.startswith("audio.")',
+            "named = key in _NAME_KEYS",
+            "wire/test_native_jsonl.py::test_p4_no_line_is_accepted_whose_text_would_be_lost",
+        ),
+    ),
+    *_of(
+        "cli/mcp.py",
+        (
+            "an_answer_of_mcp_arrives_twice",
+            "structured_output=False",
+            "structured_output=None",
+            "cli/test_mcp.py::test_p3_an_answer_arrives_once",
+        ),
+    ),
+    *_of(
+        "telemetry.py",
+        (
+            "the_provider_of_a_langchain_model_has_another_name",
+            '"google_genai": "gcp.gemini"',
+            '"google_genai": "google"',
+            "engine/test_tracing.py::test_p2_spans_name_the_provider_of_a_langchain_model",
+        ),
+    ),
+    *_of(
         "compaction/facts.py",
         (
             "a_sentence_before_has_its_own_date",

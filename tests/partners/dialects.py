@@ -37,7 +37,7 @@ class Recorded:
 
 
 class DialectServer:
-    """Plays a script in one dialect on 127.0.0.1; the script reads requests as chat completions. Use it as `with DialectServer(...)`."""
+    """Plays a script in one dialect on 127.0.0.1; the script reads requests as chat completions."""
 
     def __init__(self, dialect: Dialect, script: Callable[[Mapping[str, Any]], Scripted]) -> None:
         self.requests: list[Recorded] = []
@@ -68,7 +68,7 @@ class DialectServer:
                 self.end_headers()
                 self.wfile.write(data)
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            def log_message(self, format: str, *args: Any) -> None:
                 """Keeps the table alone on the screen."""
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -103,7 +103,9 @@ def _refused(dialect: Dialect, chat: Mapping[str, Any], body: Mapping[str, Any])
             return f"'messages.{named[0]}': property 'reasoning_content' is unsupported" if named else None
         case "ollama":
             wrong = [m for m in body["messages"] if not isinstance(m.get("content", ""), str)]
-            return "json: cannot unmarshal array into field ChatRequest.messages.content of type string" if wrong else None
+            return (
+                "json: cannot unmarshal array into field ChatRequest.messages.content of type string" if wrong else None
+            )
 
 
 def _mistral_refuses(messages: Sequence[Mapping[str, Any]]) -> str | None:
@@ -117,7 +119,10 @@ def _mistral_refuses(messages: Sequence[Mapping[str, Any]]) -> str | None:
         extra = message.keys() - {"role", "content", "tool_calls", "tool_call_id", "name", "prefix"}
         if extra:
             return f"Extra inputs are not permitted: {', '.join(sorted(extra))}"
-        ids = [*(c["id"] for c in message.get("tool_calls") or ()), *([message["tool_call_id"]] if role == "tool" else [])]
+        ids = [
+            *(c["id"] for c in message.get("tool_calls") or ()),
+            *([message["tool_call_id"]] if role == "tool" else []),
+        ]
         if wrong := [i for i in ids if not _NINE.fullmatch(i)]:
             return f"Tool call id was {wrong[0]} but must be a-z, A-Z, 0-9, with a length of 9."
         before = role
@@ -150,7 +155,13 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 def _ollama(reply: Scripted, body: Mapping[str, Any]) -> Iterator[str]:
     calls = [{"function": {"name": c.name, "arguments": json.loads(c.arguments)}} for c in reply.tool_calls]
     base = {"model": body["model"], "created_at": "2026-11-01T10:00:00.000000Z"}
-    counts = {"prompt_eval_count": _tokens(body), "eval_count": 20, "total_duration": 9, "load_duration": 1, "eval_duration": 3}
+    counts = {
+        "prompt_eval_count": _tokens(body),
+        "eval_count": 20,
+        "total_duration": 9,
+        "load_duration": 1,
+        "eval_duration": 3,
+    }
     end = {"done_reason": "stop", "done": True, **counts}
     thought = {"thinking": reply.reasoning} if reply.reasoning else {}
     if not body.get("stream", True):
@@ -159,7 +170,9 @@ def _ollama(reply: Scripted, body: Mapping[str, Any]) -> Iterator[str]:
         return
 
     def line(more: Mapping[str, Any], **rest: Any) -> str:
-        return json.dumps({**base, "message": {"role": "assistant", "content": "", **more}, "done": False, **rest}) + "\n"
+        return (
+            json.dumps({**base, "message": {"role": "assistant", "content": "", **more}, "done": False, **rest}) + "\n"
+        )
 
     yield from (line({"thinking": piece}) for piece in _pieces(reply.reasoning))
     yield from (line({"content": piece}) for piece in _pieces(reply.content))
@@ -169,7 +182,12 @@ def _ollama(reply: Scripted, body: Mapping[str, Any]) -> Iterator[str]:
 
 def _completion(dialect: Dialect, reply: Scripted, body: Mapping[str, Any], number: int) -> Iterator[str]:
     calls = [
-        {"id": f"c{number:06}{i:02}", "type": "function", "index": i, "function": {"name": c.name, "arguments": c.arguments}}
+        {
+            "id": f"c{number:06}{i:02}",
+            "type": "function",
+            "index": i,
+            "function": {"name": c.name, "arguments": c.arguments},
+        }
         for i, c in enumerate(reply.tool_calls)
     ]
     finish = "tool_calls" if calls else "stop"

@@ -16,7 +16,11 @@ def serve(script: Script) -> ModelServer:
 
 
 def model(server: Any) -> ChatBedrockConverse:
-    told: dict[str, Any] = {"model": "anthropic.claude-sonnet-4-5-v1:0", "region_name": "us-east-1", "max_tokens": 1_500}
+    told: dict[str, Any] = {
+        "model": "anthropic.claude-sonnet-4-5-v1:0",
+        "region_name": "us-east-1",
+        "max_tokens": 1_500,
+    }
     keys: dict[str, Any] = {"aws_access_key_id": "k", "aws_secret_access_key": "s"}
     thinks = {"thinking": {"type": "enabled", "budget_tokens": 1_024}}
     where = server.base_url.removesuffix("/v1")

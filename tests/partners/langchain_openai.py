@@ -23,6 +23,10 @@ def model(server: Any, **settings: Any) -> ChatOpenAI:
 
 def main() -> None:
     both = name_of("langchain-openai", "openai")
-    thinks = {"reasoning": {"effort": "low", "summary": "auto"}, "include": ["reasoning.encrypted_content"], "store": False}
+    thinks = {
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "store": False,
+    }
     rows = run(both, serve, partial(model, stream_usage=True))
     report([*rows, *run(f"{both} Responses", serve, partial(model, use_responses_api=True, **thinks))])

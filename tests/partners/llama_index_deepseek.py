@@ -20,4 +20,5 @@ def model(server: Any) -> DeepSeek:
 
 
 def main() -> None:
-    report(run(name_of("llama-index-llms-deepseek", "openai"), serve, model))
+    # the package drops reasoning, which DeepSeek demands: without the wrapper every second request is refused
+    report(run(name_of("llama-index-llms-deepseek", "openai"), serve, model, ways=("wrapper", "both")))

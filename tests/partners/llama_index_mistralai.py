@@ -21,4 +21,4 @@ def model(server: Any) -> MistralAI:
 
 
 def main() -> None:
-    report(run(name_of("llama-index-llms-mistralai", "mistralai"), serve, model), thoughts_back=())
+    report(run(name_of("llama-index-llms-mistralai", "mistralai"), serve, model, thoughts_back=()))

@@ -26,5 +26,9 @@ def main() -> None:
         "include": ["reasoning.encrypted_content"],
         "store": False,
     }
-    rows = run(both, serve, lambda server: OpenAI(**told(server)))
-    report([*rows, *run(f"{both} Responses", serve, lambda server: OpenAIResponses(**told(server), **thinks))], thoughts_back=("wrapper", "both"))
+    # the package sends no reasoning on chat completions, and on Responses none where the service stores nothing
+    rows = run(both, serve, lambda server: OpenAI(**told(server)), thoughts_back=("wrapper", "both"))
+    responses = run(
+        f"{both} Responses", serve, lambda server: OpenAIResponses(**told(server), **thinks), thoughts_back=()
+    )
+    report([*rows, *responses])

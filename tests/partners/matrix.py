@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from ctxfold.testing import Scripted, ScriptedCall
 QUESTIONS = 2
 ROUNDS = 12  # of tools before each answer
 WINDOW = 6_000
-SENDING = ("middleware", "memory", "wrapper", "both")  # ways in which thoughts go back, unless a package drops them
+NOTED = "[A note by the context manager"  # begins what asks for a summary on the live prefix
 NOTE = "(no result"  # begins what stands in for a result that never came
 ENTRY = "Entry {n} of {what} says that the heron is at weir {n}. " + "Nothing else is to report from there. " * 16
 
@@ -50,10 +50,12 @@ class Script:
         texts = [_text(m) for m in messages]
         self.unpaired += not paired(messages)
         self.notes += any(NOTE in text for text in texts)
-        if not body.get("tools") or "[A note by the context manager" in texts[-1]:
+        if not body.get("tools") or NOTED in texts[-1]:
             return Scripted("The user asked for entries, and got them.")
         self.bodies.append(body)
-        self.lost += not any(m["role"] == "user" and question(self.number) in t for m, t in zip(messages, texts, strict=True))
+        self.lost += not any(
+            m["role"] == "user" and question(self.number) in t for m, t in zip(messages, texts, strict=True)
+        )
         thought = f"Thought {self.asked} about it." if self.thinks else ""
         done = self.rounds[self.number]
         self.rounds[self.number] += 1
@@ -101,21 +103,29 @@ class Row:
     thoughts: int  # replies that went back with their thought, in all requests of the agent
     replies: int
     failed: str = ""
+    sends: bool = True  # the package sends the thoughts of this way back
+
+    @property
+    def wrong(self) -> bool:
+        lost_thoughts = self.sends and not self.thoughts
+        return bool(self.refused or self.notes or self.unpaired or self.lost or self.failed or lost_thoughts)
 
     def __str__(self) -> str:
-        numbers = f"{self.requests:8} {self.refused:7} {self.notes:5} {self.unpaired:8} {self.lost:4} {self.thoughts:6}/{self.replies}"
-        return f"{self.package:46} {self.way:21} {numbers}{'  ' + self.failed if self.failed else ''}"
+        asked = f"{self.requests:8} {self.refused:7} {self.notes:5} {self.unpaired:8} {self.lost:4}"
+        back = f"{self.thoughts:6}/{self.replies}"
+        return f"{self.package:46} {self.way:21} {asked} {back}{'  ' + self.failed if self.failed else ''}"
 
 
 HEAD = f"{'package':46} {'way':21} {'requests':>8} {'refused':>7} {'notes':>5} {'unpaired':>8} {'lost':>4} {'reasoning back'}"
 
 
-def counted(package: str, way: str, server: Server, script: Script, failed: str) -> Row:
-    agents = [r for r in server.requests if _is_agents(r.body)]
-    sent = [json.dumps(dict(r.body)) for r in agents]
+def counted(package: str, way: str, server: Server, script: Script, failed: str, *, sends: bool) -> Row:
+    sent = [body for r in server.requests if NOTED not in (body := json.dumps(dict(r.body))) and _is_agents(r.body)]
     thoughts = sum(len(set(re.findall(r"Thought \d+ about it", body))) or len(sealed(body)) for body in sent)
     replies = sum(
-        m["role"] == "assistant" and bool(_text(m) or m.get("tool_calls")) for body in script.bodies for m in body["messages"]
+        m["role"] == "assistant" and bool(_text(m) or m.get("tool_calls"))
+        for body in script.bodies
+        for m in body["messages"]
     )
     return Row(
         package,
@@ -128,6 +138,7 @@ def counted(package: str, way: str, server: Server, script: Script, failed: str)
         thoughts,
         replies,
         failed,
+        sends,
     )
 
 
@@ -139,14 +150,12 @@ def _is_agents(body: Mapping[str, Any]) -> bool:
     return bool(body.get("tools") or body.get("toolConfig"))
 
 
-def report(rows: Sequence[Row], *, thoughts_back: Collection[str] = SENDING) -> None:
+def report(rows: Sequence[Row]) -> None:
     """Prints the rows; raises where a request was refused, a call was left without its result, or a thought was lost."""
     print(HEAD)
     for row in rows:
         print(row, flush=True)
-    wrong = [
-        row for row in rows if row.refused or row.notes or row.unpaired or row.lost or row.failed or (row.way.split(",")[0] in thoughts_back and not row.thoughts)
-    ]
+    wrong = [row for row in rows if row.wrong]
     assert not wrong, f"{len(wrong)} of {len(rows)} ways went wrong"
 
 
