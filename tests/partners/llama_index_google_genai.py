@@ -30,5 +30,5 @@ def model(server: Any) -> GoogleGenAI:
 
 
 def main() -> None:
-    # without the wrapper the package moves the signature of parallel calls, which the service refuses
+    # without the wrapper the strict server refuses the signatures that the package sends with parallel calls
     report(run(name_of("llama-index-llms-google-genai", "google-genai"), serve, model, ways=("wrapper", "both")))
