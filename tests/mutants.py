@@ -2393,8 +2393,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "another_workers_vectors_are_not_read",
-            "            vectors.unpack(stored)  # another",
-            "            stored = {}  # another",
+            "    if work.keeps:  # another worker may have been here\n",
+            "    if False:\n",
             "retrieval/test_kept_vectors.py::test_another_worker_uses_what_one_has_embedded",
         ),
         (
@@ -4598,6 +4598,30 @@ MUTANTS: tuple[Mutant, ...] = (
             'with a wrong checksum", "connection")',
             'with a wrong checksum")',
             "wire/test_small_print.py::test_w11_a_wrong_checksum_of_converse_is_tried_again",
+        ),
+    ),
+    *_of(
+        "engine/archive.py",
+        (
+            "a_fork_has_no_vectors",
+            "    if ports.store.capabilities.vectors:\n",
+            "    if False:\n",
+            "retrieval/test_kept_vectors.py::test_r2_a_fork_embeds_nothing_again",
+        ),
+    ),
+    *_of(
+        "retrieval/embeddings.py",
+        (
+            "a_fork_has_the_mark_of_the_whole_log",
+            "_encoded_mark(min(upto, head), ",
+            "_encoded_mark(upto, ",
+            "retrieval/test_kept_vectors.py::test_r2_a_fork_embeds_nothing_again",
+        ),
+        (
+            "vectors_of_visible_messages_are_forgotten",
+            "    yield from _keep(work, {seq for seq, _ in chunks}, upto=0)\n",
+            "",
+            "retrieval/test_kept_vectors.py::test_r2_the_vectors_of_older_visible_messages_are_kept",
         ),
     ),
 )

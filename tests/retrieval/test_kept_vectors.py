@@ -112,6 +112,37 @@ def test_a_restart_embeds_nothing_twice(url: str, make: Make) -> None:
     assert len(second.messages) == len(set(second.messages)) > 0
 
 
+@pytest.mark.parametrize("at", [None, "m2", "a3"])
+def test_r2_a_fork_embeds_nothing_again(url: str, make: Make, at: str | None) -> None:
+    """A fork and a branch share the vectors of the records that they have in common; what they say on their own gets its own."""
+    first = Real()
+    ctx = filled(make, url, first)
+    assert "crimson" in recalled(ctx)
+    second = Real()
+    other = opened(make, url, second)
+    forked = other.ctx.fork("forked", at)
+    for turn in range(3):
+        forked.window(recall=True, question=QUESTION)
+        forked.add([user(f"Word {turn} of the fork.", id=f"f{turn}"), assistant(f"Reply {turn}.", id=f"g{turn}")])
+    assert "crimson" in str(forked.window(recall=True, question=QUESTION).recalled)
+    assert set(second.messages).isdisjoint(first.messages)
+    assert "Word 0 of the fork." in second.messages
+
+
+def test_r2_the_vectors_of_older_visible_messages_are_kept(url: str, make: Make) -> None:
+    """Recall embeds older messages that may give way before they are compacted: a restart embeds none of them again."""
+    first, second = Counting(), Counting()
+    settings: dict[str, Any] = {"session_id": KEY.session, "context_window": 2_400, "store": url}
+    ctx = make(None, embedder=first, **settings)
+    for message in [user("My automobile is crimson.", id="m1"), assistant("Nice.", id="m2"), *turns(70)]:
+        ctx.add([message])
+    recalled(ctx)
+    assert any(text.split("word")[0].strip() in str(ctx.view().messages) for text in first.messages)
+    ctx.close()
+    recalled(make(None, embedder=second, **settings))
+    assert second.messages == []
+
+
 def test_another_worker_uses_what_one_has_embedded(url: str, make: Make) -> None:
     first, second = Counting(), Counting()
     one, two = filled(make, url, first), opened(make, url, second)
