@@ -1604,8 +1604,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_failed_regeneration_loses_the_old_reply",
-            "    if attempt.removal and attempt.new_turn not in open_session.state.closed:\n",
-            "    if attempt.removal and attempt.new_turn in open_session.state.open:\n",
+            "    if alone and attempt.removal:\n",
+            "    if alone and attempt.removal and attempt.new_turn in open_session.state.open:\n",
             "engine/test_exchange.py::test_a_failed_regeneration_keeps_the_old_reply",
         ),
         (
@@ -2765,14 +2765,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_request_that_fails_takes_a_question_along_that_another_asks",
-            "    if not (others_wait or joined):",
-            "    if not joined:",
+            "not (others_wait or joined or",
+            "not (joined or",
             "llamaindex/test_llm_agents.py::test_a_question_that_two_requests_ask_stays_when_the_first_one_fails",
         ),
         (
             "a_request_that_fails_takes_a_question_along_that_another_process_has_added",
-            "    if not (others_wait or joined):",
-            "    if not others_wait:",
+            "not (others_wait or joined or",
+            "not (others_wait or",
             "llamaindex/test_overlapping_requests.py::test_a_cancelled_request_leaves_the_question_that_another_process_has_added",
         ),
         (
@@ -4622,6 +4622,162 @@ MUTANTS: tuple[Mutant, ...] = (
             "    yield from _keep(work, {seq for seq, _ in chunks}, upto=0)\n",
             "",
             "retrieval/test_kept_vectors.py::test_r2_the_vectors_of_older_visible_messages_are_kept",
+        ),
+    ),
+    *_of(
+        "stores/sql_tables.py",
+        (
+            "an_owners_erasure_removes_one_batch",
+            "        while keys := self._read(lambda c: self._rows.left_over(c, owner)):",
+            "        if keys := self._read(lambda c: self._rows.left_over(c, owner)):",
+            "erasure/test_erase_sessions.py::test_an_owner_with_more_than_one_batch_goes_with_everything",
+        ),
+        (
+            "rows_left_by_an_interrupted_erasure_join_a_new_session",
+            "                self._rows.remove_left_over(connection, key)\n",
+            "                pass\n",
+            "erasure/test_retention.py::test_a_killed_erasure_of_an_owner_is_completed",
+        ),
+    ),
+    *_of(
+        "stores/memory.py",
+        (
+            "leases_of_an_erased_owner_stay",
+            "            keys = (*self._logs, *(key for key, _ in self._leases))",
+            "            keys = tuple(self._logs)",
+            "stores/test_store_suite.py::TestMemoryStore",
+        ),
+    ),
+    *_of(
+        "engine/engine.py",
+        (
+            "a_message_joins_a_turn_that_others_have_closed",
+            "        if turn in open_session.state.closed:\n            if hold_in",
+            "        if False:\n            if hold_in",
+            "engine/test_outages.py::test_what_is_added_to_a_turn_that_others_have_closed_goes_on_without_it",
+        ),
+        (
+            "a_turn_that_is_closed_at_that_moment_is_a_conflict",
+            "            for item in drafts:\n                check_open(open_session, item.turn_id)\n            raise",
+            "            raise",
+            "engine/test_undo.py::test_a_question_that_gives_up_a_call_which_is_answered_at_that_moment",
+        ),
+        (
+            "a_message_is_stored_in_a_closed_turn",
+            "        check_open(open_session, open_turn)\n        self.events",
+            "        self.events",
+            "llamaindex/test_overlapping_requests.py::test_a_list_goes_on_from_a_question_that_is_taken_back_meanwhile",
+        ),
+        (
+            "a_late_rollback_although_others_went_on",
+            "            went_on = any(\n",
+            "            went_on = False and any(\n",
+            "engine/test_outages.py::test_what_is_taken_back_late_stays_out_where_others_have_gone_on_without_it",
+        ),
+        (
+            "a_late_rollback_of_what_a_retry_continued",
+            '            if any(e.message.kind == "message" and e.id not in pending.stored_ids for e in entries):',
+            "            if False:",
+            "engine/test_outages.py::test_a_retry_gets_the_reply_that_is_stored_already",
+        ),
+    ),
+    *_of(
+        "engine/turn.py",
+        (
+            "a_reply_is_stored_in_a_closed_turn",
+            "        check_open(open_session, place.turn_id)\n",
+            "",
+            "llamaindex/test_overlapping_requests.py::test_a_question_that_was_taken_back_elsewhere_is_asked_again",
+        ),
+        (
+            "a_failed_edit_loses_what_it_replaced",
+            "    if alone and attempt.removal:\n",
+            "    if alone and attempt.removal and not attempt.stored_ids:\n",
+            "engine/test_exchange.py::test_a_failed_edit_keeps_what_it_would_have_replaced",
+        ),
+        (
+            "a_removal_is_reverted_though_others_closed_the_turn",
+            " or new_turn in open_session.state.closed)\n",
+            ")\n",
+            "engine/test_exchange.py::test_a_failed_edit_stays_where_another_process_has_made_it",
+        ),
+    ),
+    *_of(
+        "history/cuts.py",
+        (
+            "a_round_at_the_end_is_one_short",
+            '    while end < len(entries) and entries[end].message.role == "tool":\n        end += 1\n    return (start, end)',
+            '    while end + 1 < len(entries) and entries[end].message.role == "tool":\n        end += 1\n    return (start, end)',
+            "engine/test_undo.py::test_a_round_at_the_end_of_the_conversation_goes_as_a_whole",
+        ),
+    ),
+    *_of(
+        "session_state.py",
+        (
+            "recall_keeps_erased_passages",
+            "        self.passage_cache = PassageCache()\n",
+            "",
+            "erasure/test_erase_meanwhile.py::test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased",
+        ),
+        (
+            "texts_of_sections_keep_what_is_erased",
+            "        self.request_texts.clear()\n",
+            "",
+            "erasure/test_erase_meanwhile.py::test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased",
+        ),
+        (
+            "the_sent_request_keeps_what_is_erased",
+            "        self.sent_request = None\n",
+            "",
+            "erasure/test_erase_meanwhile.py::test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased",
+        ),
+        (
+            "texts_of_an_erased_session_stay_in_memory",
+            "            open_session.state = state\n            open_session.forget_texts()\n        return",
+            "            open_session.state = state\n        return",
+            "erasure/test_erase_meanwhile.py::test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased",
+        ),
+        (
+            "texts_stay_in_memory_after_an_erasure_elsewhere",
+            "        if any(isinstance(r.body, Erased) for r in records):\n            open_session.forget_texts()\n",
+            "",
+            "erasure/test_erase_meanwhile.py::test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased",
+        ),
+        (
+            "an_older_state_wins_after_a_reload",
+            "            if state.head >= open_session.state.head:\n                open_session.state = state",
+            "            open_session.state = state",
+            "engine/test_undo.py::test_a_session_that_is_read_anew_keeps_what_another_thread_has_stored_meanwhile",
+        ),
+    ),
+    *_of(
+        "engine/erase.py",
+        (
+            "memory_of_an_erased_message_stays_in_other_sessions",
+            " or lost.get(i.session, _NONE) & set(i.sources)\n",
+            "\n",
+            "erasure/test_erase_meanwhile.py::test_what_was_learnt_goes_also_where_another_session_shows_it",
+        ),
+        (
+            "memory_of_an_erased_session_stays_in_others",
+            "(whole and i.session == key.session) or ",
+            "",
+            "erasure/test_erase_meanwhile.py::test_what_was_learnt_goes_also_where_another_session_shows_it",
+        ),
+    ),
+    *_of(
+        "compaction/background.py",
+        (
+            "a_prepared_summary_is_used_after_its_span_changed",
+            "        if not usable or not _is_unchanged(open_session, prepared_plan):",
+            "        if not usable:",
+            "compaction/test_background.py::test_what_was_prepared_is_not_used_for_a_request_that_has_to_fit_after_its_source_changed",
+        ),
+        (
+            "what_was_prepared_is_written_again",
+            "        if background.ready is not None:\n            return False\n",
+            "",
+            "compaction/test_background.py::test_what_was_prepared_early_is_not_written_again_before_it_is_due",
         ),
     ),
 )

@@ -604,7 +604,9 @@ def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:
     """Discards the turn that this attempt opened; one that was under way stays open, so that the caller can try again."""
     open_session, new_turn = attempt.open_session, attempt.new_turn
     yield from refresh(open_session, engine.ports)
-    with open_session.lock:  # others may ask the same in it, have lost their messages to it, have added some, or have closed it
+    with (
+        open_session.lock
+    ):  # others may ask the same in it, have lost their messages to it, have added some, or have closed it
         others_wait = new_turn in (*open_session.in_flight, *open_session.taken_over.values())
         turn = open_session.state.open.get(new_turn)
         messages = [e for e in turn.entries if e.message.kind == "message"] if turn is not None else []

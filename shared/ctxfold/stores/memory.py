@@ -226,8 +226,8 @@ class MemoryStore(BaseStore):
     def erase_owner(self, owner: str) -> bool:
         checked_key(SessionKey(owner, ""))
         with self._lock:
-            self._drop(frozenset(key for key in self._logs if key.owner == owner))
-            self._leases = {name: lease for name, lease in self._leases.items() if name[0].owner != owner}
+            keys = (*self._logs, *(key for key, _ in self._leases))  # a lease may be of a session that has no log
+            self._drop(frozenset(key for key in keys if key.owner == owner))
             self._items.pop(owner, None)
         return True
 

@@ -446,8 +446,7 @@ class SqlTables(BaseStore):
         checked_key(SessionKey(owner, ""))
         self._write(lambda c: self._rows.hide_owner(c, owner))
         while keys := self._read(lambda c: self._rows.left_over(c, owner)):
-            while self._write(partial(self._rows.remove_batch, keys=keys)):
-                pass
+            self._write(partial(self._rows.remove_batch, keys=keys))
         return self._settled()
 
     def _settled(self) -> bool:
