@@ -4780,6 +4780,15 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_background.py::test_what_was_prepared_early_is_not_written_again_before_it_is_due",
         ),
     ),
+    *_of(
+        "backends/anthropic/request.py",
+        (
+            "a_round_of_many_calls_is_out_of_the_caches_sight",
+            "        _last(blocks[epoch:before]),\n",
+            "",
+            "wire/test_prompt_cache.py::test_r3_after_a_round_of_any_size_everything_that_was_sent_is_read_from_the_cache",
+        ),
+    ),
 )
 
 
