@@ -4789,6 +4789,39 @@ MUTANTS: tuple[Mutant, ...] = (
             "wire/test_prompt_cache.py::test_r3_after_a_round_of_any_size_everything_that_was_sent_is_read_from_the_cache",
         ),
     ),
+    *_of(
+        "compaction/summarize.py",
+        (
+            "a_strict_session_takes_sentences_for_a_summary",
+            "        if rules.strict_summaries:\n",
+            "        if False:\n",
+            "compaction/test_summaries.py::test_r9_a_strict_session_has_no_summary_that_no_model_wrote",
+        ),
+    ),
+    *_of(
+        "compaction/compact.py",
+        (
+            "a_strict_session_says_not_enough_history",
+            "            if case.rules.strict_summaries:\n                raise\n",
+            "",
+            "compaction/test_summaries.py::test_r9_a_strict_session_has_no_summary_that_no_model_wrote",
+        ),
+    ),
+    *_of(
+        "engine/fit.py",
+        (
+            "a_failing_strategy_is_logged_with_each_request",
+            "isinstance(error, StrategyError) and not open_session.strategy_failed:",
+            "isinstance(error, StrategyError):",
+            "compaction/test_own_strategies.py::test_an_async_summarizer_that_fails_costs_no_reply",
+        ),
+        (
+            "a_failing_strategy_is_never_logged",
+            "isinstance(error, StrategyError) and not open_session.strategy_failed:",
+            "False:",
+            "compaction/test_own_strategies.py::test_an_async_summarizer_that_fails_costs_no_reply",
+        ),
+    ),
 )
 
 

@@ -324,6 +324,8 @@ def _write_and_commit(
         try:
             plan, summary = yield from _written(open_session, ports, plan, case)
         except SummarizationFailedError as error:
+            if case.rules.strict_summaries:
+                raise
             return Outcome(None, str(error), status="rejected")
     plan, summary, refused = offered(open_session.key.session, plan, summary, case, open_session.events.rewriters)
     if case.facts.occasion == "must_fit" and summary is not None and _is_no_shorter(plan, summary, ports):
