@@ -5263,6 +5263,99 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_part_order.py::test_an_order_that_nobody_bound_is_llamaindexs_own",
         ),
     ),
+    *_of(
+        "../../langchain_ctx/message_lists.py",
+        (
+            "a_well_formed_call_is_refused",
+            "if c.id not in answered and c.parsed() is None]",
+            "if c.id not in answered]",
+            "langchain/test_history.py::test_tool_rounds_stay_private_until_they_are_whole",
+        ),
+    ),
+    *_of(
+        "../../llamaindex_ctx/replies.py",
+        (
+            "malformed_arguments_are_always_refused",
+            "    if malformed_ok:\n",
+            "    if False:\n",
+            "llamaindex/test_malformed_calls.py::test_an_agent_goes_on_after_a_malformed_call",
+        ),
+        (
+            "a_chunk_without_words_is_shown",
+            "        if not (thought or text or chunk.tool_calls):\n            return None\n",
+            "",
+            "llamaindex/test_llm_tools.py::test_pieces_without_index_or_with_the_name_repeated_stay_one_call",
+        ),
+        (
+            "half_a_character_is_shown",
+            '            if "\\ud800" <= piece[-1] <= "\\udbff":',
+            "            if False:",
+            "llamaindex/test_llm_replies.py::test_a_character_cut_apart_by_two_chunks_arrives_whole",
+        ),
+        (
+            "a_stream_with_one_call_shows_all",
+            "[: 1 if self._one_call else None]",
+            "[:None]",
+            "llamaindex/test_llm_tools.py::test_without_parallel_calls_only_the_first_is_kept",
+        ),
+        (
+            "the_last_delta_repeats_the_text",
+            "        text = reply.message.text[len(self._text.text) :]",
+            "        text = reply.message.text",
+            "llamaindex/test_llm_replies.py::test_chunks_are_cumulative_and_deltas_add_up",
+        ),
+        (
+            "the_last_delta_repeats_the_thought",
+            "        thought = reply.message.reasoning[len(self._thinking.text) :]",
+            "        thought = reply.message.reasoning",
+            "llamaindex/test_llm_replies.py::test_chunks_are_cumulative_and_deltas_add_up",
+        ),
+        (
+            "the_raw_of_a_stream_is_its_last",
+            "        final = replace(reply, raw=self._raw or reply.raw)",
+            "        final = reply",
+            "llamaindex/test_llm_replies.py::test_an_answer_with_reasoning_comes_whole_with_usage_and_finish_reason",
+        ),
+        (
+            "cached_tokens_are_in_the_input_twice",
+            "        into = (into or 0) + (read + written if excluded else 0)",
+            "        into = (into or 0) + read + written",
+            "llamaindex/test_usage_reports.py::test_r1_cached_tokens_are_what_the_service_reported",
+        ),
+        (
+            "cached_tokens_are_left_out_of_the_input",
+            "        into = (into or 0) + (read + written if excluded else 0)",
+            "        into = into or 0",
+            "llamaindex/test_usage_reports.py::test_w9_the_usage_of_a_stream_is_read_in_every_shape",
+        ),
+        (
+            "thoughts_of_gemini_are_free",
+            '(_number(fields, "thoughts_token_count") or 0)',
+            "0",
+            "llamaindex/test_usage_reports.py::test_w9_the_usage_of_a_stream_is_read_in_every_shape",
+        ),
+        (
+            "notes_come_before_the_providers_report",
+            "[*told, *own] if notes.keys() & _CACHE_NOTES else [*own, *told]",
+            "[*told, *own]",
+            "llamaindex/test_usage_reports.py::test_r1_cached_tokens_are_what_the_service_reported",
+        ),
+    ),
+    *_of(
+        "../../llamaindex_ctx/tool_rounds.py",
+        (
+            "a_result_told_as_text_loses_its_picture",
+            "    parts += [p for p in message.parts if isinstance(p, MediaPart)]",
+            "    pass",
+            "llamaindex/test_convert.py::test_a_result_behind_a_reply_that_called_nothing_is_told_by_the_user",
+        ),
+        (
+            "calls_in_kwargs_have_one_shape",
+            'name = _first(source, "name", "tool_name")',
+            'name = _first(source, "name")',
+            "llamaindex/test_call_ids.py::test_calls_and_results_come_back_under_the_same_ids",
+        ),
+    ),
 )
 
 
