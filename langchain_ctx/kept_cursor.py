@@ -11,11 +11,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold.adapters.sessions import warn_caller
 from ctxfold.effects import Effect
 from ctxfold.history.diff import Cursor
 from ctxfold.protocols import Ports
-from ctxfold.validation import is_a
+from ctxfold.validation import is_a, warn_caller
 from langchain_ctx.session_routing import place_of_graph
 
 KEPT = "ctxfold"  # the key of the state

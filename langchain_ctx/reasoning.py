@@ -13,11 +13,10 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
 from ctxfold.adapters.model_calls import Replay, no_replay, replaying
-from ctxfold.adapters.sessions import warn_caller
 from ctxfold.connect import reasoning_rules
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import BackendCapabilities, ContextBackend, Request, Wire, capabilities_of
-from ctxfold.validation import is_a, kind_of
+from ctxfold.validation import is_a, kind_of, warn_caller
 from langchain_ctx.models import is_same_model, may_think, model_name
 
 M = TypeVar("M", bound=BaseChatModel)
