@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from langchain_ctx.backend import LangChainBackend as LangChainBackend
     from langchain_ctx.chat_model import ChatCtx as ChatCtx
-    from langchain_ctx.checkpoints import SlimCheckpointer as SlimCheckpointer
     from langchain_ctx.errors import ChatAuthenticationError as ChatAuthenticationError
     from langchain_ctx.errors import ChatConnectionError as ChatConnectionError
     from langchain_ctx.errors import ChatInvalidRequestError as ChatInvalidRequestError
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
     "backend": ("LangChainBackend",),
     "chat_model": ("ChatCtx",),
-    "checkpoints": ("SlimCheckpointer",),
     "errors": (
         "ChatAuthenticationError", "ChatConnectionError", "ChatInvalidRequestError", "ChatNotFoundError",
         "ChatOverflowError", "ChatPermissionError", "ChatRateLimitError", "ChatServiceError", "ChatTimeoutError",

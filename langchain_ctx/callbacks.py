@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager, Callbacks
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
-from langchain_core.tracers.context import _configure_hooks
+from langchain_core.tracers.context import _configure_hooks  # pyright: ignore[reportPrivateUsage]
 
 _CALLBACKS: ContextVar[Any] = ContextVar("ctxfold_callbacks", default=None)
 

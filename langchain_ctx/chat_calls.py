@@ -12,7 +12,6 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.messages import LC_ID_PREFIX, BaseMessage
 
 from ctxfold.adapters.refused_reasoning import PlainCalls
-from ctxfold.adapters.sessions import warn_caller
 from ctxfold.connect import check_fits
 from ctxfold.engine.request import Options
 from ctxfold.engine.turn import TurnInput
@@ -20,6 +19,7 @@ from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Reply, Request, TokenCounter
 from ctxfold.stream import Fold, StreamPiece
+from ctxfold.validation import warn_caller
 from langchain_ctx.message_lists import name_refusals, prompt_text
 from langchain_ctx.messages import all_from_langchain, given_ids
 from langchain_ctx.session_routing import Address

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from ctxfold.errors import MessageError
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart
-from ctxfold.validation import json_problem
+from ctxfold.validation import as_dicts, json_problem
 
 Content: TypeAlias = "str | list[str | dict[Any, Any]]"
 Block: TypeAlias = "dict[str, Any]"
@@ -70,12 +70,19 @@ def _part_and_layout(block: str | dict[Any, Any], role: Role, calls: Collection[
         signature = block.get("signature")
         part = ReasoningPart(thought, signature if isinstance(signature, str) else None)
         return part, ["r", kind, _rest(block, "type", kind), len(thought)]
+    if isinstance(thought, list):
+        return ReasoningPart(thought_text(thought)), ["x", dict(block)]
     if kind == "tool_call":
         shown = ["c", block["id"], _rest(block, "type", "id", "name", "args")] if block.get("id") in calls else None
         return None, shown or ["x", dict(block)]
     if kind in _MEDIA or (role in ("user", "tool") and kind != "None"):
         return _media(block, _MEDIA.get(kind, kind))
     return None, ["x", dict(block)]
+
+
+def thought_text(thought: object) -> str:
+    """Returns the text of a block of reasoning; Mistral's has it in pieces."""
+    return thought if isinstance(thought, str) else "".join(str(p.get("text") or "") for p in as_dicts(thought))
 
 
 def _rest(block: Mapping[Any, Any], *used: str) -> Block:

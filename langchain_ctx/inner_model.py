@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from operator import is_
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
-from langchain_core.messages.ai import add_ai_message_chunks
+from langchain_core.messages.ai import UsageMetadata, add_ai_message_chunks
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import Runnable
 
@@ -25,15 +25,22 @@ from ctxfold.lru import LruCache
 from ctxfold.messages import Message, Part, ReasoningPart, TextPart, Usage, with_unique_calls
 from ctxfold.protocols import Chunk, Request, ToolCallDelta
 from ctxfold.validation import as_list
+from langchain_ctx.content import thought_text
 from langchain_ctx.errors import as_backend_error
-from langchain_ctx.messages import from_langchain, to_langchain, without_thoughts
+from langchain_ctx.messages import from_langchain, to_langchain, usage_metadata, without_thoughts
 from langchain_ctx.models import is_same_model, model_name
-from langchain_ctx.reasoning import first_with_reasoning
+from langchain_ctx.reasoning import first_with_reasoning, replay, warn_of_loss
 
 Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
 _SYSTEM_LEADS = frozenset(
-    {"langchain_anthropic", "langchain_aws", "langchain_google_genai", "langchain_google_vertexai"}
+    {
+        "langchain_anthropic",
+        "langchain_aws",
+        "langchain_google_genai",
+        "langchain_google_vertexai",
+        "langchain_mistralai",
+    }
 )
 
 
@@ -65,6 +72,8 @@ def _legal_for(model: Any, messages: Sequence[Message]) -> Sequence[Message]:
     """Returns the messages, for a model whose package takes system messages at the head alone with later ones as the user's."""
     while (bound := getattr(model, "bound", None)) is not None:
         model = bound
+    if replay(model) == "unknown" and any(message.reasoning for message in messages):
+        warn_of_loss(cast("type[BaseChatModel]", type(model)))
     packages = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
     return messages if packages.isdisjoint(_SYSTEM_LEADS) else later_system_as_users(messages)
 
@@ -280,7 +289,8 @@ def _choice(choice: str) -> str:
 
 
 class ForeignChunks:
-    """Translates one stream; pieces of usage are added up, as LangChain does when it merges chunks.
+    """Translates one stream. Pieces of usage are added up, as LangChain does when it merges chunks; counts that a service repeats
+    with each chunk, such as vLLM's, are not.
 
     `output_version` is the model's, where its chunks are not yet in that version.
     """
@@ -288,6 +298,7 @@ class ForeignChunks:
     def __init__(self, output_version: str | None = None) -> None:
         self._version = output_version
         self._usage: Usage | None = None
+        self._repeats = False
         self._pieces: list[AIMessageChunk] = []
         self._places = _Places()
 
@@ -307,7 +318,7 @@ class ForeignChunks:
         details: object = piece.additional_kwargs.get("reasoning_details")
         if piece.usage_metadata is not None:
             usage = from_langchain(AIMessage("", usage_metadata=piece.usage_metadata)).usage
-            self._usage = usage if self._usage is None or usage is None else self._usage + usage
+            self._count(usage)
         if calls or finish or model or details or piece.usage_metadata is not None:
             yield Chunk(
                 tool_calls=calls,
@@ -318,11 +329,24 @@ class ForeignChunks:
                 raw=piece,
             )
 
+    def _count(self, usage: Usage | None) -> None:
+        known = self._usage
+        if usage is None or known is None:
+            self._usage = usage or known
+        elif usage.input_tokens and known.input_tokens:  # one request has one prompt
+            self._repeats = True
+            self._usage = Usage(*map(max, astuple(known), astuple(usage)))
+        else:
+            self._usage = known + usage
+
     def end(self) -> Iterator[Chunk]:
         """Yields the whole message, with all that only its package understands, such as citations and results of hosted tools."""
         try:
             first, *rest = self._pieces
-            whole = from_langchain(self._in_version(add_ai_message_chunks(first, *rest)))
+            merged = add_ai_message_chunks(first, *rest)
+            if self._repeats and self._usage is not None:
+                merged.usage_metadata = UsageMetadata(**usage_metadata(self._usage))  # type: ignore[typeddict-item]
+            whole = from_langchain(self._in_version(merged))
         except (MessageError, TypeError, ValueError):
             return  # what LangChain cannot add up is kept as far as it was read
         extras = tuple(
@@ -378,7 +402,7 @@ def _block(block: Mapping[str, Any], piece: AIMessageChunk) -> Chunk | None:
         case {"type": "text", "text": str(text)} if text:
             return Chunk(content=text, raw=piece)
         case {"type": "thinking" | "reasoning"}:
-            text = block.get("thinking") or block.get("reasoning") or ""
+            text = thought_text(block.get("thinking") or block.get("reasoning"))
             signature = block.get("signature")
             return Chunk(reasoning=text, signature=signature, raw=piece) if text or signature else None
         case {"type": kind, "data": str(data)} if kind == SEALED:

@@ -11,11 +11,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold.adapters.sessions import warn_caller
 from ctxfold.effects import Effect
 from ctxfold.history.diff import Cursor
 from ctxfold.protocols import Ports
-from ctxfold.validation import is_a
+from ctxfold.validation import is_a, warn_caller
 from langchain_ctx.session_routing import place_of_graph
 
 KEPT = "ctxfold"  # the key of the state
@@ -26,7 +25,7 @@ def kept_cursor(state: object) -> Cursor | None:
     """Returns the cursor in the state of an agent, in a snapshot of it, or in its values; warns of anything else there."""
     values = cast("object", state if isinstance(state, Mapping) else getattr(state, "values", None))
     saved: Any = cast("Mapping[str, Any]", values).get(KEPT) if isinstance(values, Mapping) else None
-    cursor = Cursor.from_dict(saved) if isinstance(saved, Mapping) else None
+    cursor = Cursor.from_dict(cast("Mapping[str, Any]", saved)) if isinstance(saved, Mapping) else None
     if saved is not None and cursor is None:
         warn_caller(
             f"the private key {KEPT!r} of this state was changed and is ignored: the messages tell the session apart"
@@ -36,8 +35,8 @@ def kept_cursor(state: object) -> Cursor | None:
 
 def outlives(config: RunnableConfig) -> bool:
     """Returns True where a checkpointer keeps the state of the running graph beyond the process: an empty state is a new thread."""
-    saver: object = config.get("configurable", {}).get("__pregel_checkpointer")
-    return isinstance(saver, BaseCheckpointSaver) and type(saver) is not InMemorySaver
+    saver: Any = config.get("configurable", {}).get("__pregel_checkpointer")
+    return isinstance(saver, BaseCheckpointSaver) and type(cast("object", saver)) is not InMemorySaver
 
 
 @dataclass(frozen=True, slots=True)

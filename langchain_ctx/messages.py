@@ -302,8 +302,7 @@ def _calls(message: AIMessage, ours: Mapping[str, Any], identity: str) -> list[P
         for c in message.invalid_tool_calls
         if c["id"]
     ]
-    order = {str(name): n for n, name in enumerate(as_list(ours.get("order")))}  # noted by release 0.1.0
-    return sorted(parts, key=lambda p: order.get(p.id, len(order)) if isinstance(p, ToolCallPart) else -1)
+    return parts
 
 
 def _extra(ours: Mapping[str, Any], call_id: str) -> str | None:
@@ -420,7 +419,8 @@ def to_langchain(message: Message) -> BaseMessage:
         kwargs[OURS] = ours
     fields["additional_kwargs"] = kwargs
     if extras.get("chat") == "function":
-        return FunctionMessage(**{**fields, "name": message.name or ""})
+        fields["name"] = message.name or ""
+        return FunctionMessage(**fields)
     if "chat" in extras:
         return ChatMessage(role=extras["chat"], **fields)
     match message.role:

@@ -24,7 +24,6 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool, StructuredTool
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
 from ctxfold.adapters.history_tools import HISTORY_TOOLS, HistoryTool, history_tools
@@ -52,7 +51,6 @@ from langchain_ctx.active_model import (
     keeps_sessions,
 )
 from langchain_ctx.chat_calls import WINDOW
-from langchain_ctx.checkpoints import MIN_CHARS, Missing, SlimCheckpointer
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache
 from langchain_ctx.kept_cursor import KEPT, KeptElsewhere, kept_cursor, outlives
@@ -469,23 +467,6 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         newest = self._sessions.store.find(key, (cursor.head_id,))
         known = [r.seq for r in newest if not isinstance(r.body, MessageAdded) or r.body.message.role == "assistant"]
         return known == [cursor.head]
-
-    def slim_checkpointer(
-        self, saver: BaseCheckpointSaver[Any], *, min_chars: int = MIN_CHARS, missing: Missing = "error"
-    ) -> SlimCheckpointer:
-        """Returns a checkpointer whose checkpoints hold references to large contents in this middleware's store.
-
-        `create_agent(..., checkpointer=middleware.slim_checkpointer(saver))`. The store must last as long as the checkpoints.
-        """
-        names = self._names
-        return SlimCheckpointer(
-            saver,
-            store=self._sessions.store,
-            owner=names.owner,
-            owner_key=names.owner_key,
-            min_chars=min_chars,
-            missing=missing,
-        )
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]

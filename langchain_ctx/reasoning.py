@@ -16,7 +16,7 @@ from ctxfold.adapters.model_calls import Replay, no_replay, replaying
 from ctxfold.connect import reasoning_rules
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import BackendCapabilities, ContextBackend, Request, Wire, capabilities_of
-from ctxfold.validation import is_a, kind_of
+from ctxfold.validation import is_a, kind_of, warn_caller
 from langchain_ctx.models import is_same_model, may_think, model_name
 
 M = TypeVar("M", bound=BaseChatModel)
@@ -28,6 +28,7 @@ _NATIVE: Mapping[str, tuple[str, Wire]] = {
     "langchain_aws": ("bedrock", "bedrock_converse"),
     "langchain_google_genai": ("gemini", "gemini"),
     "langchain_google_vertexai": ("vertex", "gemini"),
+    "langchain_ollama": ("ollama", "openai_chat"),
 }
 
 # OpenAI's Responses: an answer may come back without its reasoning
@@ -69,6 +70,15 @@ def check_reasoning(model: BaseChatModel) -> None:
         raise _no_way(model)
 
 
+@lru_cache(maxsize=64)
+def warn_of_loss(model_class: type[BaseChatModel]) -> None:
+    """Warns, once for each class, that its package leaves the thoughts of earlier answers out of requests."""
+    warn_caller(
+        f"{model_class.__name__} is not known to send reasoning back, and models that think do worse without it: use "
+        "ChatCtx(model=..., provider=...) from langchain_ctx in its place"
+    )
+
+
 def replay(model: BaseChatModel) -> Replay:
     """Returns whether the model sends reasoning back itself, can be made to, or is not known to do either."""
     return _replay(type(model))
@@ -90,7 +100,9 @@ def capabilities(model: Any) -> BackendCapabilities:
     if backend is None:
         uses_responses: Callable[[dict[str, Any]], bool] | None = getattr(model, "_use_responses_api", None)
         responses = uses_responses is not None and uses_responses({})
-        return _RESPONSES if responses else _rules(model.__class__, model_name(model), may_think(model))
+        rules = _RESPONSES if responses else _rules(model.__class__, model_name(model), may_think(model))
+        described: Callable[[], Mapping[str, Any]] | None = getattr(model, "_get_ls_params", None)
+        return rules if described is None else replace(rules, provider=described().get("ls_provider"))
     # a message of LangChain has no place for the service's own summary
     return replace(capabilities_of(backend, model_name(model)), compacts_from=None, sparing=None, of_model=None)
 

@@ -19,7 +19,7 @@ from langchain_core.language_models import BaseChatModel
 
 from ctxfold import MemoryStore, Section
 from ctxfold._lifecycle import Closing, SharesSessions
-from ctxfold.adapters.sessions import EngineSettings, SessionPool, warn_caller
+from ctxfold.adapters.sessions import EngineSettings, SessionPool
 from ctxfold.connect import check_overhead, message_counter, session_rules
 from ctxfold.effects import Effect, Flow, in_thread
 from ctxfold.engine.attach import BRANCH, Attachment, StartPoint, attach, cursor_at, is_believed
@@ -36,7 +36,7 @@ from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemCloc
 from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import check_name, name_or_own
+from ctxfold.validation import check_name, name_or_own, warn_caller
 from langchain_ctx.active_model import called_model
 from langchain_ctx.inner_model import WindowCache
 from langchain_ctx.models import model_window, unknown_window

@@ -17,6 +17,7 @@ from llama_index.core.tools.types import BaseTool, ToolMetadata, ToolOutput
 from ctxfold.adapters.model_calls import BorrowedModel, ModelStream, as_backend_error
 from ctxfold.connect import reasoning_rules
 from ctxfold.errors import BackendError, ConfigError
+from ctxfold.history.alternation import later_system_as_users
 from ctxfold.history.cuts import results_in_order
 from ctxfold.messages import Message, Opaque, ReasoningPart, ToolSpec, Usage
 from ctxfold.protocols import (
@@ -286,6 +287,8 @@ def window_for(llm: LLM, request: Request) -> list[ChatMessage]:
     """
     binds = _rules_of(llm).binds_reasoning
     accepted = _accepted(request, max(request.refused_before, request.unbound_before if binds else 0))
+    if type(llm).__module__.startswith("llama_index.llms.mistralai"):  # it refuses a system message behind an answer
+        accepted = later_system_as_users(accepted)
     values = to_chat_messages(results_in_order(accepted))
     if _is_ours(llm):
         return [without_marks(message) for message in values]

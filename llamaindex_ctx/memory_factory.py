@@ -14,13 +14,12 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.memory.memory import DEFAULT_TOKEN_LIMIT
 
 from ctxfold import Section
-from ctxfold.adapters.sessions import warn_caller
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import kind_of, whole_number
+from ctxfold.validation import kind_of, warn_caller, whole_number
 from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.memory_blocks import Block, Blocks
 from llamaindex_ctx.retrieval import as_embedder

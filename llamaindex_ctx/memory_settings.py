@@ -19,10 +19,10 @@ from llama_index.core.storage.chat_store.base import BaseChatStore
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ctxfold.adapters.sessions import EngineSettings, warn_caller
+from ctxfold.adapters.sessions import EngineSettings
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Store
-from ctxfold.validation import kind_of, whole_number
+from ctxfold.validation import kind_of, warn_caller, whole_number
 from llamaindex_ctx.store_registry import SessionHistories
 
 # the positional parameters of `Memory.from_defaults`

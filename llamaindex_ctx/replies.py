@@ -46,8 +46,10 @@ _WRITTEN = (
     "cache_write_tokens prompt_tokens_details.cache_write_tokens input_tokens_details.cache_write_tokens "
     "cache_creation_input_tokens cacheWriteInputTokens"
 )
-_REASONING = "completion_tokens_details.reasoning_tokens output_tokens_details.reasoning_tokens thoughts_token_count"
-_REASONING += " reasoning_tokens"
+_REASONING = (
+    "completion_tokens_details.reasoning_tokens output_tokens_details.reasoning_tokens thoughts_token_count "
+    "reasoning_tokens"
+)
 
 
 def chat_response(reply: Reply, *, one_call: bool = False) -> ChatResponse:

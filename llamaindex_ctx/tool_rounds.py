@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from ctxfold.history.alternation import says_something
 from ctxfold.history.cuts import waiting_calls, with_known_calls
 from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, content_key, tool_result
 from ctxfold.validation import as_dict, as_dicts
@@ -112,7 +113,8 @@ def unanswered(messages: Sequence[Message]) -> tuple[ToolCallPart, ...]:
 
 
 def finished(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the messages without an incomplete last round, because no request may contain a call without a result."""
+    """Returns the messages without empty ones and without an incomplete last round, which no request may contain."""
+    messages = [m for m in messages if says_something(m) or m is messages[-1]]
     if not unanswered(messages):
         return messages
     last = max(i for i, m in enumerate(messages) if m.role != "tool")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ctxfold.compaction.strategy import Strategy as Strategy
     from ctxfold.compaction.strategy import Summarizer as Summarizer
     from ctxfold.compaction.summarize import Summary as Summary
+    from ctxfold.compaction.transcript import DEFAULT_SUMMARY_PROMPT as DEFAULT_SUMMARY_PROMPT
     from ctxfold.connect import SessionSettings as SessionSettings
     from ctxfold.connect import open_backend as open_backend
     from ctxfold.engine.archive import Hit as Hit
@@ -211,6 +212,7 @@ _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
     "compaction.plan": ("Plan", "Skip"),
     "compaction.strategy": ("CompactionInput", "Strategy", "Summarizer"),
     "compaction.summarize": ("Summary",),
+    "compaction.transcript": ("DEFAULT_SUMMARY_PROMPT",),
     "connect": ("SessionSettings", "open_backend"),
     "engine.archive": ("Hit",),
     "engine.engine": ("Added",),

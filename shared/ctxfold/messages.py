@@ -224,7 +224,7 @@ class ProviderSummary:
     @staticmethod
     def of(message: Message) -> ProviderSummary | None:
         """Returns the provider's summary in a summary message; None when it has none."""
-        kept = as_dict(message.opaque(PROVIDER_SUMMARY)) if message.kind == "summary" else {}
+        kept = as_dict(message.opaque(PROVIDER_SUMMARY) if message.kind == "summary" else None)
         if not kept:
             return None
         tokens: Any = kept.get("tokens")

@@ -183,6 +183,7 @@ class OpenSession:
     taken_over: dict[str, str] = field(default_factory=dict[str, str])
     asked_ids: tuple[str, ...] = ()  # of the question of the run that asks, which is not always the newest one
     overhead_tokens: int = 0  # of the newest request besides the view, so that triggers see what is sent
+    strategy_failed: bool = False  # it was logged
     compaction_pause: CompactionPause | None = None
     argument_pause: CompactionPause | None = None  # until when large arguments of calls are not looked for
     provider_compacts: bool = False  # True when the provider compacts the newest request on its own side

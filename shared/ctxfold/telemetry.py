@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 OptionalSpan: TypeAlias = "Span | None"  # None without the package
 # by the names of our rows, where the semantic conventions have another one
 _PROVIDER_NAMES: Mapping[str, str] = {
+    "amazon_bedrock": "aws.bedrock",
     "azure": "azure.ai.openai",
     "bedrock": "aws.bedrock",
     "gemini": "gcp.gemini",
+    "google_genai": "gcp.gemini",
+    "google_vertexai": "gcp.vertex_ai",
     "mistral": "mistral_ai",
     "vertex": "gcp.vertex_ai",
     "xai": "x_ai",

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from operator import index
+from types import FrameType
 from typing import Any, TypeVar, cast
 
-from ctxfold.errors import ConfigError
+from ctxfold.errors import ConfigError, CtxWarning
 
 K = TypeVar("K", bound=tuple[str, str])
 T = TypeVar("T")
 MAX_JSON_DEPTH = (
     200  # objects and lists within each other; readers of services stop at 64 to 512, Python's at its own stack
 )
+_NOT_THE_CALLER = ("ctxfold", "langchain_ctx", "langchain_core", "llamaindex_ctx")
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SECRET_QUERY = re.compile(
@@ -214,3 +218,12 @@ def shown_url(url: str) -> str:
     plain = url[: start + 2] + url[end + 1 :] if 0 <= start < end else url
     address, mark, query = plain.partition("?")
     return address + mark + _SECRET_QUERY.sub(r"\1=", query)
+
+
+def warn_caller(message: str) -> None:
+    """Warns at the line outside the packages and LangChain's core that led here, however many calls lie between."""
+    level = 1
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, CtxWarning, stacklevel=level)

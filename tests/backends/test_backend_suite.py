@@ -127,13 +127,9 @@ class WithoutCapabilities:
     model, context_window, scratch_role, binds_reasoning = "old", None, "user", True
 
 
-def test_a_backend_of_version_0_1_declares_by_attributes() -> None:
+def test_a_backend_that_declares_nothing_has_the_defaults() -> None:
     backend: Any = WithoutCapabilities()
-    with pytest.warns(
-        DeprecationWarning, match=r"binds_reasoning as attributes: return ctxfold\.BackendCapabilities.*2\.0"
-    ):
-        assert capabilities_of(backend) == BackendCapabilities(binds_reasoning=True)
-    assert capabilities_of(None) == BackendCapabilities()
+    assert capabilities_of(backend) == capabilities_of(None) == BackendCapabilities()
 
 
 class OtherError(UrlBackend):

@@ -71,6 +71,15 @@ async def test_the_tools_describe_themselves(store: str) -> None:
         assert "Unknown tool" in await refused(client, "pin", session="ann", reference="#1")
 
 
+async def test_p3_an_answer_arrives_once(store: str) -> None:
+    """P3: the same text stood in the content and, once more, as structured content."""
+    async with connected(store) as client:
+        assert [tool.output_schema for tool in (await client.list_tools()).tools] == [None] * 6
+        answer = await client.call_tool("search", {"query": "locker"})
+        assert answer.structured_content is None
+        assert len(answer.content) == 1
+
+
 async def test_what_was_replaced_is_read_as_it_is_now(store: str) -> None:
     with context(store=store, session_id="edited") as ctx:
         ctx.add([user("Who?", id="q"), assistant("Mail ann@example.com.", id="a")])

@@ -452,3 +452,25 @@ def test_a_span_that_was_summarised_before_the_lease_was_free_is_not_summarised_
             assert store.lease(SessionKey(second.owner, second.session), "summary", "next", now_s=0, ttl_s=1), (
                 "it was given back"
             )
+
+
+def test_what_was_prepared_is_not_used_for_a_request_that_has_to_fit_after_its_source_changed() -> None:
+    slow = Slow(held=False)
+    with session(slow) as ctx:
+        events = compactions(ctx)
+        sent_until(lambda: slow.callers, ctx)
+        assert not events
+        ctx.update(0, ctx.user_message("Point 0 is Y0 now. " + "filler " * 20))
+        ctx.send(talk(99, fillers=900))
+        assert events
+        assert "Y0" in str(slow.backend.requests[-1].messages)
+
+
+def test_what_was_prepared_early_is_not_written_again_before_it_is_due() -> None:
+    slow = Slow(held=False)
+    with session(slow, prepare_ratio=0.6) as ctx:
+        events = compactions(ctx)
+        asked = sent_until(lambda: slow.callers, ctx)
+        assert sent_until(lambda: events, ctx, asked) > asked + 2
+        assert "background" in events[0].reason
+        assert len(slow.callers) == 1

@@ -94,8 +94,10 @@ def boom(_: object) -> Any:
     ],
     ids=["raises", "no list", "breaks its contract", "late"],
 )
-def test_an_async_summarizer_that_fails_costs_no_reply(make: Make, own: AsyncNewest, reason: str) -> None:
-    """Step 7, items B10 and B11."""
+def test_an_async_summarizer_that_fails_costs_no_reply(
+    make: Make, own: AsyncNewest, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Step 7, items B10 and B11; and R9: it is asked again with each request, and said once in the log."""
     ctx = make(scripted(*["fine"] * 20), strategy=own, summary_timeout_s=0.2)
     ctx.add(turns(4))
     reasons = held(ctx)
@@ -106,6 +108,12 @@ def test_an_async_summarizer_that_fails_costs_no_reply(make: Make, own: AsyncNew
     assert len(ctx.view().messages) == 10
     with pytest.raises(StrategyError, match=reason):
         ctx.compact()
+    asked = len(reasons)
+    ctx.send("and then?")
+    assert len(reasons) > asked
+    warned = [r.getMessage() for r in caplog.records if r.name == "ctxfold"]
+    assert len(warned) == 1
+    assert reason in warned[0]
 
 
 class AsyncPlan:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ctxfold import (
+    DEFAULT_SUMMARY_PROMPT,
     BackendError,
     ConfigError,
     EmptyMessagesError,
@@ -29,7 +31,9 @@ from ctxfold import (
     user,
 )
 from ctxfold.history.cuts import check_sequence
-from tests.support.driven import scripted, tool_round, turns
+from tests.support.driven import Driven, scripted, tool_round, turns
+
+Make = Callable[..., Driven]
 
 CODES = [f"The code of locker {n} is {n}{n}-{n * 37}." for n in range(1, 9)]
 
@@ -198,3 +202,26 @@ def test_a_list_that_cannot_be_compacted(compacted: Any) -> None:
             compacted(turns(20), preserve_n_last=number, counter=RatioCounter())
     with pytest.raises(ConfigError, match="there is no strategy 'short'"):
         compacted(turns(20), strategy="short", counter=RatioCounter())
+
+
+def test_r9_a_strict_session_has_no_summary_that_no_model_wrote(make: Make) -> None:
+    """Without `strict_summaries` verbatim sentences stand in for the model's summary; with it the failure is told."""
+    down = scripted(*[BackendError("down", kind="server")] * 9)
+    ctx = make(summarizer=down, strict_summaries=True)
+    ctx.add(turns(20))
+    before = ctx.view().messages
+    with pytest.raises(SummarizationFailedError, match="no model wrote a summary: model: down"):
+        ctx.compact()
+    assert ctx.view().messages == before
+    ctx.set_policy(strict_summaries=False)
+    assert ctx.compact().event.fallback_level == "extractive"
+
+
+def test_r11_the_built_in_prompt_can_be_extended(make: Make) -> None:
+    asked = scripted("A summary of what was said.")
+    ctx = make(summarizer=asked, summary_prompt=f"{DEFAULT_SUMMARY_PROMPT} Name the ticket first.")
+    ctx.add(turns(20))
+    prompt = asked.requests[0].messages[0].text
+    assert prompt.startswith("Summarise the conversation in the transcript")
+    assert prompt.endswith("words. Name the ticket first.")
+    assert "{words}" not in prompt

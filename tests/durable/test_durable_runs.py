@@ -15,7 +15,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langgraph.checkpoint.postgres import PostgresSaver
 
@@ -90,7 +89,7 @@ def run_dbos(store_url: str, system_url: str, schema: str, model_url: str, sessi
     names["DBOS"].destroy()
 
 
-def run_langgraph(store_url: str, saver_url: str, model_url: str, thread: str, *, slim: bool) -> None:
+def run_langgraph(store_url: str, saver_url: str, model_url: str, thread: str) -> None:
     """Runs the page's agent for each turn, in a process that may end at any moment."""
 
     @tool
@@ -104,9 +103,6 @@ def run_langgraph(store_url: str, saver_url: str, model_url: str, thread: str, *
     ):
         names: dict[str, Any] = {"store_url": store_url, "model": model, "tools": [read_file], "saver": saver}
         exec(compile(LANGGRAPH, "durable.md", "exec", dont_inherit=True), names)
-        if slim:
-            slimmed = names["context"].slim_checkpointer(saver, min_chars=500)
-            names["agent"] = create_agent(model, [read_file], middleware=[names["context"]], checkpointer=slimmed)
         for number in range(TURNS):
             names["agent_turn"](names["agent"], thread, f"{thread}-q{number}", question(number))
         names["context"].close()
@@ -212,15 +208,14 @@ def test_dbos(server: ModelServer, store_url: str, postgres_url: str) -> None:
             connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())
 
 
-@pytest.mark.parametrize("slim", [False, True])
-def test_langgraph(server: ModelServer, store_url: str, postgres_url: str, slim: bool) -> None:
+def test_langgraph(server: ModelServer, store_url: str, postgres_url: str) -> None:
     with fresh_schema(postgres_url) as url:
         saver_url = url.replace("+psycopg", "")
         with PostgresSaver.from_conn_string(saver_url) as saver:
             saver.setup()
         arguments = (store_url, saver_url, server.base_url)
         began = time.monotonic()
-        killed_until_done(run_langgraph, *arguments, "plain", kills=0, seconds=0, slim=slim)
+        killed_until_done(run_langgraph, *arguments, "plain", kills=0, seconds=0)
         run_s = time.monotonic() - began  # a later kill would find the work done
         reference = told(store_url, "plain")
         assert len(reference[0]) == TURNS * 4
@@ -229,7 +224,7 @@ def test_langgraph(server: ModelServer, store_url: str, postgres_url: str, slim:
         while kills < KILLS:
             number += 1
             thread = f"s{number}"
-            kills += killed_until_done(run_langgraph, *arguments, thread, kills=KILLS - kills, seconds=run_s, slim=slim)
+            kills += killed_until_done(run_langgraph, *arguments, thread, kills=KILLS - kills, seconds=run_s)
             assert told(store_url, session_of(store_url, saver_url, thread)) == reference
 
 

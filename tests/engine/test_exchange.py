@@ -18,6 +18,7 @@ from ctxfold import (
     MemoryStore,
     Message,
     OrphanToolResultError,
+    Request,
     ScriptedBackend,
     SessionKey,
     Thinking,
@@ -329,6 +330,39 @@ def test_a_failed_regeneration_keeps_the_old_reply(make: Make) -> None:
     with pytest.raises(BackendError):
         ask(ctx, [user("q1", id="u1")], {"u1"})
     assert ctx.view().messages == before
+
+
+def ask_whole(ctx: Driven, messages: list[Message]) -> None:
+    """Sends a whole list: what it leaves out gives way."""
+    ids = frozenset(m.id for m in messages)
+    ctx.ask(TurnInput(SessionKey("default", "default"), messages, given_ids=ids, whole=True))
+
+
+def test_a_failed_edit_keeps_what_it_would_have_replaced(make: Make) -> None:
+    ctx = make(scripted(assistant("one", id="a1"), "two", DOWN))
+    ask_whole(ctx, [user("q1", id="u1")])
+    ask_whole(ctx, [user("q1", id="u1"), assistant("one", id="a1"), user("q2", id="u2")])
+    before = ctx.view().messages
+    with pytest.raises(BackendError):
+        ask_whole(ctx, [user("q1", id="u1"), assistant("one", id="a1"), user("other", id="u3")])
+    assert ctx.view().messages == before
+
+
+def test_a_failed_edit_stays_where_another_process_has_made_it(make: Make) -> None:
+    """Two send the same edited list, and one of them gets its answer: what the edit replaced does not come back with the other."""
+    store = MemoryStore()
+    edited = [user("q1", id="u1"), assistant("one", id="a1"), user("other", id="u3")]
+
+    def overtaken(_: Request) -> BackendError:
+        ask_whole(Driven(context(scripted("three"), store=store), None), edited)
+        return DOWN
+
+    ctx = make(scripted(assistant("one", id="a1"), "two", overtaken), store=store)
+    ask_whole(ctx, [user("q1", id="u1")])
+    ask_whole(ctx, [user("q1", id="u1"), assistant("one", id="a1"), user("q2", id="u2")])
+    with pytest.raises(BackendError):
+        ask_whole(ctx, edited)
+    assert [m.text for m in ctx.view().messages] == ["q1", "one", "other", "three"]
 
 
 def test_a_full_list_without_ids_is_recognised_by_content(make: Make) -> None:

@@ -64,7 +64,7 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
         assert ctx.window().view.tokens <= 480
         assert ctx.usage().compactions > 0
         ctx.add(ctx.user_message("and on it goes"))
-        assert ctx.view().messages[-1].text == "and on it goes"
+        assert ctx.messages()[-1].text == "and on it goes"
     assert len(acknowledged) > 50
 
 

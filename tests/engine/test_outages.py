@@ -13,12 +13,15 @@ from ctxfold import (
     BackendError,
     MemoryStore,
     Message,
+    Request,
+    SessionKey,
     StoreUnavailableError,
     TurnEnded,
     assistant,
     tool_result,
     user,
 )
+from ctxfold.engine.turn import TurnInput
 from tests.properties.outages import LATE_S, Died, UnreliableStore, Weather
 from tests.support.driven import COUNTER, Driven, call, scripted, tool_round
 
@@ -296,3 +299,37 @@ def test_a_turn_that_waited_for_long_is_compacted_as_before(service: Service, ro
     shown = [m.id for m in ctx.view().messages]
     assert not {f"r{n}" for n in range(rounds)} & {*shown}
     assert ctx.view().tokens > 1_600, "what was compacted made room for newer rounds"
+
+
+def test_what_is_taken_back_late_stays_out_where_others_have_gone_on_without_it(service: Service) -> None:
+    """An edit failed, and so did its rollback: others have asked without the old answer since, so that it does not come back."""
+
+    def fails(_: Request) -> BackendError:
+        service.fails("fail")
+        return BackendError("down", kind="server")
+
+    def ask(*messages: Message) -> None:
+        ids = frozenset(m.id for m in messages)
+        ctx.ask(TurnInput(SessionKey("default", "default"), messages, given_ids=ids, whole=True))
+
+    first = [user("hello", id="u0"), assistant("hi", id="z0")]
+    ctx = service.opened(assistant("yes", id="z1"), fails, window=1_000)
+    ctx.add(first)
+    ask(*first, user("one", id="u1"))
+    with pytest.raises(BackendError):
+        ask(*first, user("other", id="u2"))
+    service.opened(window=1_000).add([user("later", id="u3"), assistant("ok", id="z3")])
+    assert [m.id for m in ctx.messages()] == ["u0", "z0", "u3", "z3"]
+
+
+def test_what_is_added_to_a_turn_that_others_have_closed_goes_on_without_it(service: Service) -> None:
+    ctx = service.opened(window=1_000)
+    ctx.add([user("hello", id="u0"), assistant("", id="c0", calls=[call("c")])])
+    service.weather.age_s += LATE_S
+    other = service.opened(window=1_000)
+    other.add(
+        [user("one", id="u1"), assistant("two", id="z1")]
+    )  # closes the turn, which nobody has gone on with for long
+    ctx.add([user("three", id="u2"), assistant("four", id="z2")])
+    assert [m.id for m in ctx.view().messages] == ["u0", "u1", "z1", "u2", "z2"]
+    assert service.ids() == ["u0", "c0", "u1", "z1", "u2", "z2"]

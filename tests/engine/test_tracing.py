@@ -13,6 +13,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from langchain_deepseek import ChatDeepSeek
+from langchain_google_genai import ChatGoogleGenerativeAI
+from langchain_openai import ChatOpenAI
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -32,6 +35,7 @@ from ctxfold import (
     user,
 )
 from ctxfold.testing import ModelServer
+from langchain_ctx import with_context
 from tests.support.driven import Driven, call, scripted, turns
 from tests.support.postgres_schema import fresh_schema
 from tests.support.spans import collected_spans
@@ -111,7 +115,6 @@ def test_a_compaction_has_a_span_and_its_summary_call_is_inside(make: Callable[.
     assert inner.parent.span_id == compact.context.span_id
     assert compact.attributes["ctxfold.tokens_after"] < compact.attributes["ctxfold.tokens_before"]
     assert compact.attributes["ctxfold.fallback_level"] == outcome.event.fallback_level
-    assert compact.attributes["ctxfold.rung"] == outcome.event.fallback_level, "the old name, until release 2.0"
 
 
 def everything(make: Callable[..., Driven]) -> None:
@@ -294,4 +297,24 @@ def test_spans_name_the_provider(provider: str, wire: Any, name: str, spans: Any
         ):
             context.send("hi")
             list(context.send_stream("hi"))
+    assert [one.attributes["gen_ai.provider.name"] for one in spans()] == [name, name]
+
+
+@pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("kind", "name"), [("openai", "openai"), ("google_genai", "gcp.gemini"), ("deepseek", "deepseek")]
+)
+def test_p2_spans_name_the_provider_of_a_langchain_model(kind: str, name: str, spans: Any) -> None:
+    """P2: they had none."""
+    with ModelServer() as server:
+        told: dict[str, Any] = {"model": "m", "api_key": "k", "max_retries": 0}
+        if kind == "google_genai":
+            model: Any = ChatGoogleGenerativeAI(**told, base_url=server.base_url.removesuffix("/v1"))
+        elif kind == "deepseek":
+            model = ChatDeepSeek(**told, api_base=server.base_url)
+        else:
+            model = ChatOpenAI(**told, base_url=server.base_url)
+        with with_context(model, session_id="s", store="memory://", context_window=9_000) as chat:
+            chat.invoke("hi")
+            list(chat.stream("hi"))
     assert [one.attributes["gen_ai.provider.name"] for one in spans()] == [name, name]

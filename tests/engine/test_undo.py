@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctxfold import Draft, MemoryStore, Record, SessionKey, assistant, user
+from ctxfold import Draft, MemoryStore, Query, Record, Section, SessionKey, assistant, user
+from ctxfold.engine.turn import TurnInput
 from tests.properties.machine import assert_legal
 from tests.support.driven import COUNTER, Driven, call, context, scripted, tool_round
 
@@ -125,3 +127,67 @@ def test_a_message_that_two_bring_back_at_once_stands_once(make: Make) -> None:
     store.record_id = "m:u1#2"
     ctx.add([user("hi", id="u1"), assistant("again", id="a2")])
     assert ids(ctx) == [*(m.id for m in FIRST[1:]), "u1", "a2"]
+
+
+def test_a_question_that_gives_up_a_call_which_is_answered_at_that_moment(make: Make) -> None:
+    """The list goes on from a call as if its run had died; another process has just stored its result and the answer."""
+    store = Overtaken()
+    ctx, other = make(scripted("yes"), store=store), context(store=store)
+    question, called, result = [user("hi", id="u1"), *tool_round("r")]
+    ctx.add([question, called])
+    store.before, store.record_id = lambda: other.add([result, assistant("done", id="z1")]), "m:u2"
+    listed = [question, called, user("and now?", id="u2")]
+    ctx.ask(TurnInput(SessionKey("default", "default"), listed, given_ids=frozenset(m.id for m in listed)))
+    assert [m.id for m in ctx.messages()][:5] == ["u1", "r-a", "r-r0", "z1", "u2"]
+
+
+def test_a_round_at_the_end_of_the_conversation_goes_as_a_whole(make: Make) -> None:
+    ctx = make()
+    ctx.add([user("hi", id="u1"), *tool_round("r", calls=2)])
+    assert [m.id for m in ctx.messages()] == ["u1", "r-a", "r-r0", "r-r1"]
+    ctx.remove("r-a")
+    assert [m.id for m in ctx.messages()] == ["u1"]
+
+
+class Held(MemoryStore):
+    """A store whose reader `thread` has undone an edit, and waits with what it has read for the session without that edit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread: threading.Thread | None = None
+        self.reads_left, self.has_read, self.may_go_on = -1, threading.Event(), threading.Event()
+
+    def append(self, key: SessionKey, drafts: Sequence[Draft], **rest: Any) -> tuple[Record, ...]:
+        if threading.current_thread() is self.thread:
+            self.reads_left = 2  # the first finds what is undone
+        return super().append(key, drafts, **rest)
+
+    def read(self, key: SessionKey, **rest: Any) -> Any:
+        found = super().read(key, **rest)
+        if threading.current_thread() is self.thread:
+            self.reads_left -= 1
+            if not self.reads_left:
+                self.has_read.set()
+                assert self.may_go_on.wait(20)
+        return found
+
+
+def test_a_session_that_is_read_anew_keeps_what_another_thread_has_stored_meanwhile() -> None:
+    """One thread undoes an edit, and reads the log; before it is done, another has stored its question."""
+    store, backend = Held(), scripted("one", "two")
+
+    def notes(_: Query) -> list[str]:
+        if store.thread is not None:
+            store.may_go_on.set()
+            store.thread.join()
+        return ["a note"]
+
+    ctx = context(backend, store=store, sections=[Section("notes", notes, required=True, lifetime="request")])
+    ctx.send("first")
+    ctx.update(0, user("First, then.", id="u"))
+    store.thread = threading.Thread(target=ctx.at(ctx.session).undo)
+    store.thread.start()
+    assert store.has_read.wait(20)
+    ctx.send("second")
+    assert [m.text for m in backend.requests[1].messages if m.role != "system"][-1] == "second"
+    assert "second" in [m.text for m in ctx.messages()]

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sqlite3
 from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
-from ctxfold import MessagesErased, NotEnoughHistoryError, Reply, SqlStore, StoreError, assistant, memory_section, user
+from ctxfold import (
+    MessagesErased,
+    NotEnoughHistoryError,
+    Reply,
+    Section,
+    SqlStore,
+    StoreError,
+    assistant,
+    memory_section,
+    user,
+)
+from ctxfold.events import Subscribers
 from tests.erasure.erasing import MARK, SAID, assert_gone, filled, opened_store
 from tests.erasure.scan import places_of
 from tests.properties.machine import assert_legal
 from tests.support.driven import Driven, context, scripted, text_of, tool_round, turns
+from tests.support.open_sessions import opened as opened_session
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -228,3 +242,39 @@ def test_a_summary_of_a_tool_output_is_not_stored_after_it_was_erased(store: Any
                 m.id for r in store.read(("default", "default")) for m in getattr(r.body, "shown", None) or ()
             ] != []
             assert places_of(MARK, store) == []
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased(tmp_path: Path, *, whole: bool) -> None:
+    """What a session was asked for, what recall has read and what was sent are held in memory between requests."""
+    noted = Section("notes", lambda _: [f"the note says {MARK}"])
+    with (
+        SqlStore(f"sqlite:///{tmp_path}/a.db") as store,
+        context(scripted(*["left"] * 9), store=store, sections=[noted], strategy="sliding_window", keep_last=2) as one,
+        context(store=store) as two,
+    ):
+        one.add([user(SAID, id="m"), assistant("noted", id="n"), *turns(20)])
+        one.send("On which side is the locker?")
+        assert SAID in str(one.window(recall=True, question="Where is the locker?").recalled)
+        assert holds(opened_session(one), MARK)
+        if whole:
+            two.erase_session()
+            two.add([user("anew", id="x"), assistant("yes", id="y")])
+        else:
+            two.erase("m")
+        one.messages()
+        assert not holds(opened_session(one), MARK)
+
+
+def holds(root: object, text: str) -> bool:
+    """Tells whether a string with the text can be reached from an object; the engine and the modules around it aside."""
+    seen, found = set[int](), [root]
+    while found:
+        each = found.pop()
+        if isinstance(each, str):
+            if text in each:
+                return True
+        elif id(each) not in seen and not isinstance(each, type | ModuleType | FunctionType | Subscribers):
+            seen.add(id(each))
+            found += gc.get_referents(each)
+    return False

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import ConfigError, MemoryStore, Pruned, Reply, SessionNotFoundError, assistant, user
+from ctxfold import ConfigError, Draft, MemoryStore, Pruned, Reply, SessionKey, SessionNotFoundError, assistant, user
+from ctxfold.history.records import MessageAdded
 from tests.erasure.erasing import MARK, SAID, filled, opened_store
 from tests.erasure.scan import places_of
 from tests.support.driven import Driven, context, text_of, turns
@@ -129,3 +130,27 @@ def test_the_page_on_erasing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert ctx.messages() == ()
     exec(compile(retention, "erasure.md", "exec"), names)
     assert names["done"] == Pruned()
+
+
+@pytest.mark.parametrize("name", ["ann|:checkpoints", "ann|tools:1", "ann~0123abcd", "ann/archived", "ann|", "~ann"])
+def test_v3_a_name_that_begins_like_another_is_a_session_of_its_own(name: str) -> None:
+    with MemoryStore() as store:
+        for session in ("ann", name):
+            with context(store=store, session_id=session) as ctx:
+                ctx.add([user(f"mine is {session}", id="u"), assistant("noted", id="a")])
+        with context(store=store, session_id="ann") as ctx:
+            assert ctx.erase_session().removed == ("ann",)
+        assert store.sessions("default") == (name,)
+        with context(store=store, session_id=name, create=False) as ctx:
+            assert [m.id for m in ctx.messages()] == ["u", "a"]
+
+
+def test_an_owner_with_more_than_one_batch_goes_with_everything(store: Any) -> None:
+    """Rows of an owner are removed a few thousand at a time, and sessions a few dozen at a time."""
+    sessions = [SessionKey("ann", f"s{number}") for number in range(70)]
+    for number, key in enumerate(sessions):
+        said = [Draft(f"m{n}", MessageAdded(user(MARK, id=f"m{n}")), None, 1.0) for n in range(1 if number else 11_000)]
+        store.append(key, said)
+    assert store.erase_owner("ann")
+    assert store.sessions("ann") == ()
+    assert places_of(MARK, store) == []

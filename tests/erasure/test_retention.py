@@ -89,6 +89,18 @@ def test_by_age(store: Any) -> None:
     )  # the erasure itself is no use of it
 
 
+def test_h4_sessions_that_nobody_used_go_and_others_keep_all(store: Any) -> None:
+    live = written(store, "live", turns=40, days_ago=0)
+    written(store, "idle", turns=3, days_ago=40)
+    before = texts(live)
+    done = live.prune(Retention(max_idle=timedelta(days=30)))
+    assert (done.messages, done.removed, store.sessions("default")) == (0, ("idle",), ("live",))
+    assert texts(live) == before
+    assert live.prune(Retention(max_idle=timedelta(days=30))) == Pruned()
+    with pytest.raises(ConfigError, match="max_idle is 0:00:00: give a span of time above zero"):
+        Retention(max_idle=timedelta(0))
+
+
 def test_by_count_and_bytes(store: Any) -> None:
     ctx = written(store, "s", turns=20, days_ago=0)
     before = texts(ctx)
@@ -162,7 +174,7 @@ def test_one_worker_at_a_time(store: Any) -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigError, match="Retention has no limit: give max_age, max_messages or max_bytes"):
+    with pytest.raises(ConfigError, match="Retention has no limit: give max_age, max_idle, max_messages or max_bytes"):
         Retention()
     with pytest.raises(ConfigError, match="max_age is 0:00:00: give a span of time above zero"):
         Retention(max_age=timedelta(0))

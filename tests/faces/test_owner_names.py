@@ -21,7 +21,6 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import ConfigurableFieldSpec, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
-from langgraph.checkpoint.memory import InMemorySaver
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms import MockLLM
 from typer.testing import CliRunner
@@ -49,7 +48,6 @@ from langchain_ctx import (
     ContextNode,
     CtxChatMessageHistory,
     HistoryFactory,
-    SlimCheckpointer,
 )
 from llamaindex_ctx import ContextLLM, CtxAsyncChatStore, CtxChatStore, CtxMemory, CtxMemoryBlock
 
@@ -133,11 +131,6 @@ def middleware(w: World, **given: Any) -> ContextMiddleware:
 
 def agent(w: World, **given: Any) -> Any:
     return create_agent(fake(), [], middleware=[middleware(w, **given)])
-
-
-def slim_agent(w: World) -> Any:
-    saver = SlimCheckpointer(InMemorySaver(), store=w.store, min_chars=1)
-    return create_agent(fake(), [], checkpointer=saver)
 
 
 def node(w: World, **given: Any) -> ContextNode:
@@ -256,10 +249,6 @@ OWNED: dict[str, Entry] = {
     "langchain_ctx.ContextMiddleware.context": lambda w, owner: middleware(w).context("t", owner=owner),
     "langchain_ctx.ContextMiddleware.erase": lambda w, owner: middleware(w).erase("t", owner=owner),
     "langchain_ctx.ContextMiddleware.aerase": lambda w, owner: middleware(w).aerase("t", owner=owner),
-    "langchain_ctx.SlimCheckpointer": lambda w, owner: SlimCheckpointer(InMemorySaver(), store=w.store, owner=owner),
-    "langchain_ctx.SlimCheckpointer [run]": lambda w, owner: slim_agent(w).invoke(
-        {"messages": [HumanMessage("hi")]}, {"configurable": {"thread_id": "t", "owner": owner}}
-    ),
     "langchain_ctx.ContextNode": lambda w, owner: node(w, owner=owner),
     "langchain_ctx.ContextNode.context": lambda w, owner: node(w, session_id="t").context(owner=owner),
     "langchain_ctx.ContextNode.erase": lambda w, owner: node(w).erase("t", owner=owner),
@@ -427,16 +416,15 @@ def test_no_store_takes_what_names_no_owner(entry: str, world: World) -> None:
 
 @pytest.mark.parametrize("entry", CALLED)
 def test_no_call_takes_what_names_no_owner_or_session(world: World, entry: str) -> None:
-    thread = "session_id" if entry.startswith("chain") else "thread_id"
+    """In a graph the thread names the session, and no owner is read from the config: its client may have written that."""
+    in_graph = entry.startswith(("agent", "node"))
     for value in NAMES:
-        names = [config(**{thread: "t", "owner": value}), config(**{thread: value, "owner": "ann"})]
-        if not entry.startswith("agent"):  # the thread alone names an agent's session
-            names += [config(session_id="t", owner=value), config(session_id=value, owner="ann")]
+        names = [config(thread_id=value)] if in_graph else [config(session_id="t", owner=value)]
+        names += [] if in_graph else [config(session_id=value, owner="ann")]
         for given in names:
             refused(world, lambda given=given: CALLED[entry](world, given))  # type: ignore[misc]
-    for number in NUMBERS:
-        refused(world, lambda number=number: CALLED[entry](world, config(**{thread: "t", "owner": number})))  # type: ignore[misc]
-    refused(world, lambda: CALLED[entry](world, config(**{thread: "t", "owner": None})))
+    for number in () if in_graph else (*NUMBERS, None):
+        refused(world, lambda number=number: CALLED[entry](world, config(session_id="t", owner=number)))  # type: ignore[misc]
 
 
 def test_none_stands_for_what_the_object_was_made_with(world: World) -> None:

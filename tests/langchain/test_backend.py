@@ -211,6 +211,7 @@ class Recording(BaseChatModel):
             yield ChatGenerationChunk(message=piece)
 
 
+@pytest.mark.filterwarnings("ignore:Recording is not known to send reasoning back")
 def test_signed_thoughts_come_back_as_the_blocks_they_were() -> None:
     blocks = [
         AIMessageChunk([{"type": "thinking", "thinking": "hm", "index": 0}]),

@@ -22,8 +22,8 @@ from ctxfold import (
     ContextOverflowError,
     CtxWarning,
     EmptyMessagesError,
+    IdsRepeated,
     MemoryStore,
-    MessageConflictError,
     MessageTooLargeError,
     OrphanToolResultError,
     SessionNotFoundError,
@@ -316,7 +316,6 @@ def test_bad_input_leaves_the_session_as_it_was(chat: ChatCtx, echoing: ModelSer
         ([], EmptyMessagesError),
         ([SystemMessage("only")], EmptyMessagesError),
         ([ToolMessage("x", tool_call_id="nope")], OrphanToolResultError),
-        ([HumanMessage("other", id="h1")], MessageConflictError),
         ([HumanMessage(WORDS * 500)], MessageTooLargeError),
     ]
     for messages, error in cases:
@@ -326,6 +325,16 @@ def test_bad_input_leaves_the_session_as_it_was(chat: ChatCtx, echoing: ModelSer
     assert len(echoing.requests) == 1
     with pytest.raises(lc.ContextOverflowError):
         chat.invoke(WORDS * 500)
+
+
+def test_l2_an_id_that_came_with_another_text_is_no_reason_to_stop(chat: ChatCtx) -> None:
+    """Some clients give each message that they send the id 0."""
+    events: list[object] = []
+    chat.context().subscribe(events.append)
+    for text in ("one", "two", "two", "three"):
+        assert chat.invoke([HumanMessage(text, id="0")]).text == f"re: {text}"
+    assert texts(chat)[:4] == ["one", "re: one", "two", "re: two"]
+    assert IdsRepeated(chat.context().session, ("0",)) in events
 
 
 @pytest.mark.parametrize("field", [{}, {"context_window": None}, {"context_window": 4_000}])

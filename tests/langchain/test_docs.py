@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import langchain_deepseek
@@ -17,9 +19,10 @@ from langchain_core.messages import HumanMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_deepseek import ChatDeepSeek
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
 
 from ctxfold.testing import ModelServer
-from langchain_ctx import ChatCtx, SlimCheckpointer
+from langchain_ctx import ChatCtx
 
 PAGE = (Path(__file__).parents[2] / "docs" / "langchain-agents.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
@@ -47,9 +50,9 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         model.close()
 
 
-def test_the_examples(names: dict[str, Any]) -> None:
+def test_the_examples(names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(EXAMPLES) == 7
-    agent, sections, deletion, slim, deep, context, reasoning = EXAMPLES
+    agent, sections, deletion, delta, deep, context, reasoning = EXAMPLES
     told, asked = HumanMessage("My locker is 47-B."), HumanMessage("What is my locker?")
     config = {"configurable": {"thread_id": "t"}}
 
@@ -68,8 +71,13 @@ def test_the_examples(names: dict[str, Any]) -> None:
     names["middleware"] = names["ContextMiddleware"](context_window=8_000)
     run(deletion)
     assert names["agent"].get_state(config).values == {}
-    run(slim)
-    assert isinstance(names["slim"], SlimCheckpointer)
+    monkeypatch.chdir(tmp_path)
+    program = ModuleType("delta_program")  # the annotations of its state are looked up in the module
+    program.__dict__.update(names, __name__="delta_program")
+    monkeypatch.setitem(sys.modules, "delta_program", program)
+    exec(compile(delta, "langchain-agents.md", "exec"), program.__dict__)
+    with SqliteSaver.from_conn_string("checkpoints.db") as saver:
+        assert saver.get({"configurable": {"thread_id": "t"}}) is not None
     if find_spec("deepagents"):  # it needs langchain-core 1.7
         run(deep)
         names["agent"].invoke({"messages": [told]}, config=config)

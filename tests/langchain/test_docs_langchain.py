@@ -74,7 +74,7 @@ def test_a_node_in_a_chain(names: dict[str, Any]) -> None:
     names["messages"] = [TOLD, AIMessage("Noted."), ASKED]
     run(names, "langchain.md", 2)
     assert "47-B" in names["chain"].invoke(names["messages"], THREAD).text
-    assert [m.text for m in names["fit"].context("ann").messages()] == [TOLD.content, "Noted."]
+    assert [m.text for m in names["fit"].context("ann").messages()] == [TOLD.content, "Noted.", ASKED.content]
     names["fit"].close()
 
 

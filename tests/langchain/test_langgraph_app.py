@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
+from ctxfold import user
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from tests.langchain.faces import closed
 
@@ -62,3 +65,28 @@ async def test_the_graph_of_langgraph_json_stays_in_its_window(tmp_path: Path, m
         assert usage.window_tokens <= usage.budget_tokens
         await module.fitting.aclose()
         await closed(module.model)
+
+
+async def test_h4_the_route_of_langgraph_json_erases_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from httpx import ASGITransport, AsyncClient
+
+    with ModelServer(model="m", script=play, strict="openai", context_window=8_000) as server:
+        given = {"MODEL": "openai:m", "OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "x"}
+        for name, value in {**given, "CTXFOLD_STORE": f"sqlite:///{tmp_path / 'agent.db'}"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.syspath_prepend(FOLDER)
+        for module in ("agent", "routes"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        path, _, attribute = json.loads((FOLDER / "langgraph.json").read_text("utf-8"))["http"]["app"].partition(":")
+        routes = importlib.import_module(Path(path).stem)
+        agent = importlib.import_module("agent")
+        for thread in ("t", "u"):
+            agent.fitting.context(thread).add(user("What about hour 7?", id="q"))
+        async with AsyncClient(transport=ASGITransport(getattr(routes, attribute)), base_url="http://test") as client:
+            answer = await client.delete("/memory/t")
+        assert answer.json() == {"removed": ["t"]}
+        assert agent.fitting.context("u").store.sessions("default") == ("u",)
+        await agent.fitting.aclose()
+        await closed(agent.model)
+        for module in ("agent", "routes"):
+            monkeypatch.delitem(sys.modules, module, raising=False)

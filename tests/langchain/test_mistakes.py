@@ -12,7 +12,6 @@ from langchain.agents import create_agent
 from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import ConfigurableField
-from langgraph.checkpoint.sqlite import SqliteSaver
 
 from ctxfold import ConfigError, CtxError, MessageError
 from ctxfold.testing import ModelServer
@@ -74,7 +73,6 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
     ("tools of the agent", "names look: there are", lambda m: ContextMiddleware(context_window=900, history_tools="look")),
     ("how many tools", "history_tools is an int: give a list; names among read_message", lambda m: with_tools(5)),
     ("tools in numbers", "history_tools hold an int: names among", lambda m: with_tools([5])),
-    ("checkpointer", r"checkpointer is a _Generator.*such as InMemorySaver\(\)", lambda m: slim(SqliteSaver.from_conn_string("x"))),
     ("mirror", "mirror is a list: give a BaseChatMessageHistory", lambda m: opened(mirror=[])),
     ("mirror of all", "mirror is an InMemory.*: give a function", lambda m: factory(old())),
     ("what mirrors", "mirror is a str: give a BaseChat", lambda m: factory(lambda session, owner: "copy")("s")),
@@ -117,10 +115,6 @@ URL = "http://127.0.0.1:9/v1"
 
 def with_tools(chosen: Any) -> ContextMiddleware:
     return ContextMiddleware(context_window=8_000, history_tools=chosen)
-
-
-def slim(saver: Any) -> object:
-    return ContextMiddleware(context_window=8_000).slim_checkpointer(saver)
 
 
 def factory(mirror: Any) -> Any:

@@ -155,7 +155,7 @@ def test_a_fixed_session_is_one_wherever_the_node_stands() -> None:
         app = on.placed()
         for number in range(3):
             app.invoke({"messages": [HumanMessage(f"Q{number:03}", id=f"q{number}")]}, T)
-        assert [m.text for m in on.fit.context().messages() if m.role == "user"] == ["Q000", "Q001"]
+        assert [m.text for m in on.fit.context().messages() if m.role == "user"] == ["Q000", "Q001", "Q002"]
         assert on.questions() == ["Q000", "Q001", "Q002"]
         on.close()
 

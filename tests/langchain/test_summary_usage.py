@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackH
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tracers import BaseTracer, Run
+from langchain_core.tracers.context import register_configure_hook
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
@@ -140,16 +142,25 @@ class Tracing(BaseTracer):
         return found
 
 
+HOOKED: ContextVar[Any] = ContextVar("hooked", default=None)
+register_configure_hook(HOOKED, inheritable=True)
+
+
 @pytest.mark.parametrize("writer", ["the model", "another"])
 @pytest.mark.parametrize("face", ["middleware", "with_context"])
-async def test_h3_each_summary_is_counted_and_traced_once(face: str, writer: str) -> None:
-    """`get_usage_metadata_callback()` and a tracer, which LangChain adds to a run that lacks the very object."""
+async def test_h3_each_summary_is_counted_and_traced_once(
+    face: str, writer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`get_usage_metadata_callback()` and a tracer, which LangChain adds to a run that lacks the very object.
+
+    The model streams its summaries too; what shows tokens to a user hears those of the answers.
+    """
     story = Scripted("Fine. " + "It is a long story. " * 20)
     with ModelServer(model="m", script=lambda _: story, context_window=1_500) as server:
         model = ChatOpenAI(model="m", base_url=server.base_url, api_key="x", streaming=True, stream_usage=True)  # type: ignore[arg-type]
         other = ChatOpenAI(model="m", base_url=server.base_url, api_key="x")  # type: ignore[arg-type]
         settings: Any = {"context_window": 1_500, "summarizer": None if writer == "the model" else other}
-        tracer = Tracing()
+        tracer, tokens = Tracing(), Tokens()
         ask: Any
         if face == "middleware":
             given: Any = ContextMiddleware(**settings, history_tools=False)
@@ -158,14 +169,19 @@ async def test_h3_each_summary_is_counted_and_traced_once(face: str, writer: str
         else:
             given = with_context(model, **settings)
             ask = (given | RunnablePassthrough()).invoke
+        hooked = Tracing()
+        HOOKED.set(hooked)
         with get_usage_metadata_callback() as counting:
             for number in range(16):
-                ask(f"Question {number}", {"callbacks": [tracer], "configurable": {"thread_id": "t"}})
+                ask(f"Question {number}", {"callbacks": [tracer, tokens], "configurable": {"thread_id": "t"}})
         asked = len(server.requests)
         runs = tracer.models()
         assert given.context("t").usage().summary_calls > 0
         assert len(runs) == len(tracer.began) == len({*tracer.began}) == asked
         assert len(tracer.roots) == 16, "a summary hangs in the tree of the call that needed it"
+        assert len(hooked.began) == len({*hooked.began}) == asked
+        assert "Error in" not in caplog.text
+        assert tokens.text.count("Fine.") == 16
         reported = sum(
             r.outputs["generations"][0][0]["message"]["kwargs"]["usage_metadata"]["output_tokens"] for r in runs
         )  # type: ignore[index]

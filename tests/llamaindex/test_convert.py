@@ -6,6 +6,7 @@ import base64
 import copy
 import json
 import pickle
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -368,3 +369,10 @@ def test_a_plain_message_is_what_llamaindex_itself_would_make(role: Role) -> Non
     made[0].additional_kwargs["mine"] = True
     assert made[1].content == "a word"
     assert dict(made[1].additional_kwargs.items()) == {"ctxfold_id": "m2"}
+
+
+def test_what_a_message_has_beyond_its_notes_is_shown() -> None:
+    """The notes say which blocks a message came with; a part that was added since has none."""
+    stored = from_chat_message(ChatMessage(role="user", content="as it came", additional_kwargs={"own": 1}), "u")
+    longer = replace(stored, parts=(*stored.parts, TextPart("added")))
+    assert [b.text for b in to_chat_message(longer).blocks if isinstance(b, TextBlock)] == ["as it came", "added"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, SessionKey, SqlStore, StoreCorruptError, assistant, user
+from ctxfold import AgentContext, MemoryStore, SessionKey, SqlStore, StoreCorruptError, assistant, user
 from ctxfold.history.passage_cache import Vectors
 from ctxfold.retrieval.embeddings import NEWEST_RECORDS, PROBE
 from tests.support.driven import Driven, turns
@@ -65,6 +65,23 @@ class Real(Counting):
         return MODEL.embed(texts)
 
 
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def anywhere(request: pytest.FixtureRequest) -> Any:
+    """The place of a store, or the store itself where it is in memory."""
+    return MemoryStore() if request.param == "memory" else request.getfixturevalue(f"{request.param}_place")
+
+
+@pytest.fixture
+def sqlite_place(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/a.db"
+
+
+@pytest.fixture
+def postgres_place(postgres_url: str) -> Generator[str]:
+    with fresh_schema(postgres_url) as place:
+        yield place
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
     if request.param == "sqlite":
@@ -74,7 +91,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[str]:
         yield place
 
 
-def opened(make: Make, url: str, embedder: Any) -> Driven:
+def opened(make: Make, url: Any, embedder: Any) -> Driven:
     return make(
         None,
         session_id=KEY.session,
@@ -86,7 +103,7 @@ def opened(make: Make, url: str, embedder: Any) -> Driven:
     )
 
 
-def filled(make: Make, url: str, embedder: Any) -> Driven:
+def filled(make: Make, url: Any, embedder: Any) -> Driven:
     ctx = opened(make, url, embedder)
     ctx.add([user("My automobile is crimson.", id="m1"), assistant("Nice.", id="m2"), *turns(5)])
     return ctx
@@ -110,6 +127,37 @@ def test_a_restart_embeds_nothing_twice(url: str, make: Make) -> None:
     recalled(again)
     assert set(second.messages).isdisjoint(first.messages)
     assert len(second.messages) == len(set(second.messages)) > 0
+
+
+@pytest.mark.parametrize("at", [None, "m2", "a3"])
+def test_r2_a_fork_embeds_nothing_again(anywhere: Any, make: Make, at: str | None) -> None:
+    """A fork and a branch share the vectors of the records that they have in common; what they say on their own gets its own."""
+    first = Real()
+    ctx = filled(make, anywhere, first)
+    assert "crimson" in recalled(ctx)
+    second = Real()
+    other = opened(make, anywhere, second)
+    forked = other.ctx.fork("forked", at)
+    for turn in range(3):
+        forked.window(recall=True, question=QUESTION)
+        forked.add([user(f"Word {turn} of the fork.", id=f"f{turn}"), assistant(f"Reply {turn}.", id=f"g{turn}")])
+    assert "crimson" in str(forked.window(recall=True, question=QUESTION).recalled)
+    assert set(second.messages).isdisjoint(first.messages)
+    assert "Word 0 of the fork." in second.messages
+
+
+def test_r2_the_vectors_of_older_visible_messages_are_kept(url: str, make: Make) -> None:
+    """Recall embeds older messages that may give way before they are compacted: a restart embeds none of them again."""
+    first, second = Counting(), Counting()
+    settings: dict[str, Any] = {"session_id": KEY.session, "context_window": 2_400, "store": url}
+    ctx = make(None, embedder=first, **settings)
+    for message in [user("My automobile is crimson.", id="m1"), assistant("Nice.", id="m2"), *turns(70)]:
+        ctx.add([message])
+    recalled(ctx)
+    assert any(text.split("word")[0].strip() in str(ctx.view().messages) for text in first.messages)
+    ctx.close()
+    recalled(make(None, embedder=second, **settings))
+    assert second.messages == []
 
 
 def test_another_worker_uses_what_one_has_embedded(url: str, make: Make) -> None:

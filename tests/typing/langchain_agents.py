@@ -6,7 +6,6 @@ from typing import Any, assert_type
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.retrievers import BaseRetriever
-from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold import AgentContext
 from ctxfold.engine.attach import Attachment
@@ -15,7 +14,6 @@ from langchain_ctx import (
     ContextMiddleware,
     ContextNode,
     CtxChatMessageHistory,
-    SlimCheckpointer,
     section_from,
     with_context,
 )
@@ -32,7 +30,6 @@ def made(retriever: BaseRetriever, state: dict[str, Any]) -> None:
     assert_type(middleware.context("t", owner="ann"), AgentContext)
     assert_type(middleware.context(state), AgentContext)
     assert_type(middleware.erase("t"), tuple[str, ...])
-    assert_type(middleware.slim_checkpointer(InMemorySaver(), missing="placeholder"), SlimCheckpointer)
     middleware.close()
 
 

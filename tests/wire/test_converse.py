@@ -206,7 +206,7 @@ def test_cache_points_are_blocks_of_their_own() -> None:
     sent = body(tools=(LS,), stable_messages=len(ROUND), cache_key="s")
     assert sent["system"] == [{"text": "Be brief."}, point]
     assert sent["messages"][-1]["content"][-2:] == [{"text": "And now?"}, point]
-    assert sum("cachePoint" in block for row in sent["messages"] for block in row["content"]) == 1
+    assert sum("cachePoint" in block for row in sent["messages"] for block in row["content"]) == 2
     bare = (user("q", id="u"), Message("a", "assistant", (TextPart("x"), ReasoningPart("hm", "S")), model=CLAUDE))
     assert body(*bare, tools=(LS,), stable_messages=2)["toolConfig"]["tools"][-1] == point
     assert body(*bare, stable_messages=2)["messages"][1]["content"][1] == point, "not behind reasoning"

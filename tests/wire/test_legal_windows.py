@@ -10,10 +10,13 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_google_genai import ChatGoogleGenerativeAI
 from langchain_openai import ChatOpenAI
+from llama_index.core.base.llms.types import ChatMessage
 
 from ctxfold import AgentContext, Message, TextPart, assistant, open_backend, system, user
 from ctxfold.testing import ModelServer, Scripted
 from langchain_ctx import with_context
+from llamaindex_ctx import CtxMemory
+from tests.support.summaries import asks_on_live_prefix
 from tests.support.wires import WIRES
 
 TURNS = 12
@@ -106,6 +109,37 @@ def test_l7_an_empty_answer_of_a_users_own_model_is_left_out_of_later_requests()
         model.invoke([HumanMessage("Third.")])
     for request in server.requests:
         assert all(block["text"].strip() for row in request.body["messages"] for block in blocks_of(row))
+
+
+@pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["anthropic", "google_genai"])
+def test_l7_empty_messages_are_left_out_of_summaries_on_the_live_prefix(kind: str) -> None:
+    """L7: the request for a summary repeated them, the service refused it, and the summary was asked for again."""
+    asked: list[bool] = []
+
+    def play(body: Any) -> Scripted:
+        asked.append(asks_on_live_prefix(body))
+        return Scripted("They counted herons." if asked[-1] else f"Noted. {'It is a long story. ' * 60}")
+
+    with ModelServer(script=play, strict="anthropic" if kind == "anthropic" else "gemini") as server:
+        model = with_context(chat_model(kind, server), session_id="s", store="memory://", context_window=4_000)
+        for number in range(TURNS):
+            question = HumanMessage(f"Question {number}? {'Tell me about it. ' * 30}")
+            model.invoke([HumanMessage(f"Well {number}?"), AIMessage(""), question])
+    assert any(asked)
+    assert len(server.requests) == len(asked), "none was refused"
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+async def test_l7_empty_messages_are_left_out_of_a_memorys_window_and_stay_in_it(text: str) -> None:
+    """L7: an LLM that LlamaIndex itself asks got them, and Anthropic refuses empty text."""
+    said = [("user", "First."), ("assistant", text), ("user", "Second."), ("assistant", "Two."), ("user", "Third.")]
+    with CtxMemory.from_defaults("s", context_window=8_000) as memory:
+        memory.put_messages([ChatMessage(role=role, content=content) for role, content in said])
+        for shown in (memory.get(), await memory.aget()):
+            assert [m.content for m in shown] == ["First.", "Second.", "Two.", "Third."]
+        memory.set([*memory.get(), ChatMessage(role="assistant", content="Three.")])
+        assert [m.content for m in memory.get()] == ["First.", "Second.", "Two.", "Third.", "Three."]
 
 
 def blocks_of(row: Any) -> list[Any]:

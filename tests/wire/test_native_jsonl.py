@@ -258,3 +258,55 @@ def test_calls_of_gemini_without_ids_find_their_responses(tmp_path: Path) -> Non
         ["rain", "sun"],
         ["snow"],
     ]
+
+
+LOSING = [
+    ('{"role": "user", "additional_kwargs": {}, "blocks": [{"block_type": "text", "text": "Hello"}]}', "Hello"),
+    ('{"role": "user", "text": "Hi"}', "Hi"),
+    ('{"role": "user", "content": "Hi", "body": "More of it"}', "More of it"),
+    ('{"role": "user", "content": "Hi", "note": "\u4f60\u597d"}', "\u4f60\u597d"),
+    ('{"role": "assistant", "content": null, "audio": {"id": "audio_1"}}', "audio_1"),
+    ('{"role": "assistant", "content": "Yes.", "audio": {"id": "a", "transcript": "Hi"}}', "Hi"),
+    ('{"role": "assistant", "content": null, "refusal": "No."}', "No."),
+    ('{"role": "assistant", "content": "Yes.", "refusal": "No."}', "No."),
+    ('{"role": "user", "content": "What is it?", "images": ["aGk="]}', "aGk="),
+]
+
+
+@pytest.mark.parametrize("wire", BACKENDS)
+@pytest.mark.parametrize(("line", "text"), LOSING)
+def test_p4_no_line_is_accepted_whose_text_would_be_lost(wire: str, line: str, text: str) -> None:
+    """P4: they succeeded, with empty messages."""
+    if (
+        wire == "responses" and '"assistant"' in line and '"content": "' in line
+    ):  # the whole item is kept as the service's own
+        assert text in str(BACKENDS[wire].message_from_jsonl(line).parts)
+        return
+    with pytest.raises(MessageError) as refused:
+        BACKENDS[wire].message_from_jsonl(line)
+    assert repr(text) in str(refused.value) or "neither text nor a list" in str(refused.value)
+
+
+@given(
+    st.text(alphabet="abc \u00e9", min_size=1),
+    st.sampled_from(["body", "text", "note", "refusal"]),
+    st.sampled_from(["", "Hi."]),
+)
+def test_p4_any_further_text_is_read_or_refused(text: str, field: str, content: str) -> None:
+    """P4: a property; without content every text counts, beside content what reads as one."""
+    words = [word for word in text.split() if word]
+    prose = not content or field in ("text", "refusal") or len(words) > 1 or not text.isascii()
+    line = json.dumps({"role": "user", "content": content, field: text, "timestamp": "Sat Nov 28 2026"})
+    if words and prose and text.strip() not in content:
+        with pytest.raises(MessageError, match="has no place in a message"):
+            BACKENDS["openai"].message_from_jsonl(line)
+    else:
+        assert BACKENDS["openai"].message_from_jsonl(line).text == content
+
+
+def test_p4_thinking_of_mistral_is_reasoning() -> None:
+    """P4: it was a medium of the kind "thinking", or the line of another provider without its text."""
+    thought = [{"type": "thinking", "thinking": [{"type": "text", "text": "Two "}, {"type": "text", "text": "words."}]}]
+    row = {"role": "assistant", "content": [*thought, {"type": "text", "text": "Done."}]}
+    message = BACKENDS["openai"].message_from_jsonl(json.dumps(row))
+    assert (message.reasoning, message.text) == ("Two words.", "Done.")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
+
+import pytest
 
 from ctxfold import (
     MediaPart,
@@ -69,8 +72,8 @@ def test_marks_over_fifty_turns_stand_at_head_epoch_head_and_newest_stable_messa
         sent = body((*messages, SCRATCH), tools=TOOLS, stable_messages=len(messages), cache_key="session")
         found = blocks(sent)
         newest = next(i for i, b in enumerate(found) if b.get("text") == question.text)
-        # tools come first, then the system prompt, then the summary: head, epoch head, newest stable
-        assert marked(sent) == [2, 3, newest]
+        # tools come first, then the system prompt, then the summary: head, epoch head, end of the request before, newest stable
+        assert marked(sent) == [2, 3, *([newest - 2] if live else []), newest]
         assert found[2]["text"] == "Be brief."
         assert found[3]["text"] == "Before: much."
         assert "cache_control" not in found[-1]
@@ -89,8 +92,8 @@ def test_nothing_is_marked_unless_the_request_says_what_stays() -> None:
 
 
 def test_without_a_system_prompt_the_tools_are_the_head() -> None:
-    assert marked(body(turn(1), tools=TOOLS, stable_messages=2)) == [1, 3]
-    assert marked(body(turn(1), stable_messages=2)) == [1]
+    assert marked(body(turn(1), tools=TOOLS, stable_messages=2)) == [1, 2, 3]
+    assert marked(body(turn(1), stable_messages=2)) == [0, 1]
     assert marked(body(turn(1)[:1], stable_messages=1)) == [0]
 
 
@@ -119,7 +122,7 @@ def test_marks_that_stand_already_stay_and_count() -> None:
     inside = (user("q", id="u"), assistant("", id="a", calls=[ToolCallPart("c", "ls", "{}")]))
     result = Message("t", "tool", (*tool_result("c", "x", id="t").parts, picture(**own)))
     nested = body((*HEAD, *inside, result), tools=TOOLS, stable_messages=5)
-    assert marked(nested) == [2, 3, len(blocks(nested)) - 1]
+    assert marked(nested) == [2, 4, len(blocks(nested)) - 1]
 
 
 def test_marks_before_a_long_lived_one_live_as_long() -> None:
@@ -127,7 +130,7 @@ def test_marks_before_a_long_lived_one_live_as_long() -> None:
     messages = (*HEAD, Message("p", "user", (long, TextPart("see"))), *turn(1))
     sent = body(messages, tools=TOOLS, stable_messages=len(messages))
     lifetimes = [b["cache_control"].get("ttl") for b in blocks(sent) if "cache_control" in b]
-    assert lifetimes == ["1h", "1h", "1h", None]
+    assert lifetimes == ["1h", "1h", None, None]
 
 
 def test_chat_completions_get_the_sessions_key_where_the_row_has_a_field_for_it() -> None:
@@ -139,3 +142,53 @@ def test_chat_completions_get_the_sessions_key_where_the_row_has_a_field_for_it(
     assert sent("openai", cache_key="a", extra={"prompt_cache_key": "b"})["prompt_cache_key"] == "b"
     assert "prompt_cache_key" not in sent("openai", stable_messages=1)
     assert "prompt_cache_key" not in sent("deepseek", cache_key="a")
+
+
+LOOKBACK = 20  # blocks in front of a mark in which a service finds what an earlier request has written
+
+
+def written(sent: dict[str, Any]) -> set[str]:
+    """What the service has written: everything up to each mark."""
+    return {json.dumps(plain(sent, place + 1)) for place in marked(sent)}
+
+
+def found_again(sent: dict[str, Any], known: set[str]) -> int:
+    """The blocks that the service reads from its cache: it looks back from each mark."""
+    places = {place - back for place in marked(sent) for back in range(LOOKBACK)}
+    return max((place + 1 for place in places if place >= 0 and json.dumps(plain(sent, place + 1)) in known), default=0)
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "bedrock"])
+@pytest.mark.parametrize("seed", range(4))
+def test_r3_after_a_round_of_any_size_everything_that_was_sent_is_read_from_the_cache(provider: str, seed: int) -> None:
+    chance, known, repeated = random.Random(seed), set[str](), 0
+    live: tuple[Message, ...] = (user("Look everywhere.", id="u"),)
+    for number in range(12):
+        messages = (*HEAD, *live)
+        sent = on_wire(provider, messages)
+        assert found_again(sent, known) == repeated
+        assert len(marked(sent)) <= 4
+        repeated, known = len(blocks(sent)), known | written(sent)
+        calls = [ToolCallPart(f"c{number}x{n}", "ls", "{}") for n in range(chance.randint(1, 60))]
+        results = [tool_result(call.id, "bin", id=f"t{call.id}") for call in calls]
+        live = (*live, assistant("", id=f"a{number}", calls=calls), *results)
+
+
+def on_wire(provider: str, messages: tuple[Message, ...]) -> dict[str, Any]:
+    """The body of a request; on Converse a cache point is a block of its own, here the mark of the block before it."""
+    request = Request(messages, tools=TOOLS, stable_messages=len(messages), cache_key="session")
+    model = MODEL if provider == "anthropic" else f"anthropic.{MODEL}-v1:0"
+    with open_backend(provider, model, api_key="k", base_url="http://127.0.0.1:9") as backend:
+        sent = backend.request_body(request, stream=True)
+    if provider == "anthropic":
+        return sent
+    rows: list[dict[str, Any]] = []
+    for row in [{"content": sent["toolConfig"]["tools"]}, {"content": sent["system"]}, *sent["messages"]]:
+        content: list[dict[str, Any]] = []
+        for block in row["content"]:
+            if "cachePoint" in block:
+                content[-1] = {**content[-1], "cache_control": block["cachePoint"]}
+            else:
+                content.append(block)
+        rows.append({"content": content})
+    return {"messages": rows}

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cache, partial
-from types import FrameType
 from typing import Any
 
 from ctxfold._lifecycle import Closing
 from ctxfold.compaction.strategy import Strategy, Summarizer
 from ctxfold.connect import open_store
 from ctxfold.effects import in_thread
-from ctxfold.errors import CtxWarning
 from ctxfold.events import Subscriber
 from ctxfold.policy.prices import Prices
 from ctxfold.policy.settings import Policy, PolicyFields, unknown_setting
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
-
-_NOT_THE_CALLER = ("ctxfold", "langchain_ctx", "langchain_core", "llamaindex_ctx")
 
 
 class EngineSettings(PolicyFields, total=False):
@@ -46,15 +41,6 @@ def _parameters(constructor: Callable[..., object]) -> tuple[str, ...]:
     """Returns the names that a constructor takes as keywords; reading its signature costs more than the rest of the check."""
     parameters = inspect.signature(constructor).parameters.values()
     return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-
-
-def warn_caller(message: str) -> None:
-    """Warns at the line outside the packages and LangChain's core that led here, however many calls lie between."""
-    level = 1
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, CtxWarning, stacklevel=level)
 
 
 class SessionPool(Closing):

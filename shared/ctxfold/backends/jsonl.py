@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -15,6 +17,7 @@ from ctxfold.backends.gemini.jsonl import gemini_message, gemini_row
 from ctxfold.backends.openai_chat.jsonl import openai_message, openai_row
 from ctxfold.backends.openai_responses.jsonl import is_responses_row, responses_message, responses_row
 from ctxfold.errors import MessageError
+from ctxfold.history.alternation import says_something
 from ctxfold.messages import Message, MessageKind, Part, Role, Usage, Visibility, validated
 from ctxfold.validation import as_dicts, as_text, json_problem
 
@@ -26,6 +29,12 @@ _CHAT_FIELDS = frozenset(
     {"function_call", "reasoning", "reasoning_content", "reasoning_details", "tool_call_id", "tool_calls"}
 )
 _ANTHROPIC_BLOCKS = frozenset({"redacted_thinking", "thinking", "tool_result", "tool_use"})
+_TEXT_KEYS = frozenset({"images", "output", "reasoning", "refusal", "text", "thinking", "transcript"})
+_NAME_KEYS = frozenset(
+    {"block_type", "created_at", "date", "id", "model", "name", "object", "role", "status", "timestamp", "type"}
+)
+_PROSE = re.compile(r"[^\W\d_]\S*\s+\S*[^\W\d_]")  # two words
+_DATA_CHARS = 128  # no name and no digest is longer
 _WRITERS: Mapping[str, Callable[[Message], dict[str, Any]]] = {
     "anthropic_messages": anthropic_row,
     "bedrock_converse": converse_row,
@@ -85,11 +94,46 @@ def from_line(line: str, wire: str, new_id: Callable[[], str]) -> Message:
     identity = extra_fields.get("id")
     message = reader(row, identity if isinstance(identity, str) and identity else new_id())
     try:
-        return validated(_completed(message, extra_fields))
+        message = validated(_completed(message, extra_fields))
     except (TypeError, ValueError) as error:
         if isinstance(error, MessageError):
             raise
         raise MessageError(f"the object under {KEY!r} is wrong: {error}") from None
+    if "parts" not in extra_fields:
+        _check_kept(row, message)
+    return message
+
+
+def _check_kept(row: Mapping[str, Any], message: Message) -> None:
+    """Raises MessageError for a line with text or data that its message does not have: none is dropped in silence."""
+    kept = {text for _, text in _texts([asdict(part) for part in message.parts], nested=True)} | {message.name}
+    whole = "\n".join(text for text in kept if text)
+    says = says_something(message)
+    for place, text in _texts(row):
+        *_, key = place.rsplit(".", 1)
+        told = not says or key in _TEXT_KEYS or not text.isascii() or len(text) > _DATA_CHARS or _PROSE.search(text)
+        named = key in _NAME_KEYS and not place.startswith("audio.")  # the id of an answer that was spoken
+        if told and not named and text.strip() and text.strip() not in whole:
+            raise MessageError(
+                f"its field {place} has no place in a message ({text[:60]!r}): put it into the content, or leave it out"
+            )
+
+
+def _texts(value: Any, place: str = "", *, nested: bool = False) -> Iterator[tuple[str, str]]:
+    """Yields each text in a JSON value with the path of its field; with `nested`, also those in texts that are JSON."""
+    match value:
+        case str():
+            yield place, value
+            with suppress(ValueError, RecursionError):
+                if nested and not isinstance(inner := json.loads(value), str):
+                    yield from _texts(inner, place, nested=True)
+        case dict() | list():
+            held = cast("dict[str, Any]", value).items() if isinstance(value, dict) else enumerate(value)
+            for key, inner in held:
+                named = place if isinstance(key, int) else f"{place}.{key}".lstrip(".")
+                yield from _texts(inner, named, nested=nested)
+        case _:
+            return
 
 
 def _shape(row: Mapping[str, Any]) -> str | None:
@@ -101,7 +145,7 @@ def _shape(row: Mapping[str, Any]) -> str | None:
     blocks = as_dicts(row.get("content"))
     if blocks and all("type" not in block and block.keys() & BLOCKS for block in blocks):
         return "bedrock_converse"
-    kinds = {as_text(block.get("type")) for block in blocks}
+    kinds = {as_text(block.get("type")) for block in blocks if not isinstance(block.get("thinking"), list)}
     if kinds & _ANTHROPIC_BLOCKS:
         return "anthropic_messages"
     chat = row.get("role") == "developer" or not _CHAT_FIELDS.isdisjoint(row) or row.get("content", "") is None

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ctxfold.cli.completion import completion
 from ctxfold.cli.doctor import doctor
 from ctxfold.cli.mcp import mcp
 from ctxfold.cli.memory import memory
@@ -19,7 +18,6 @@ app = typer.Typer(
     name="ctxfold",
     help="Inspect, search and change the conversations that ctxfold keeps in a store.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -39,7 +37,6 @@ for command in (
     watch,
     mcp,
     doctor,
-    completion,
 ):
     app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(memory, name="memory")

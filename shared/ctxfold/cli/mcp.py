@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from importlib.util import find_spec
+from typing import Annotated, Any, ParamSpec
 
 import typer
 
 from ctxfold.cli.common import OWNER, Owner, StoreUrl, opened, within
 from ctxfold.cli.owner_tools import INSTRUCTIONS, OwnerTools
 from ctxfold.errors import ConfigError, CtxError
-
-if TYPE_CHECKING:
-    from mcp.server.mcpserver import MCPServer
 
 P = ParamSpec("P")
 
@@ -39,36 +38,45 @@ def mcp(
         server = mcp_server(OwnerTools(place, owner), read_only=read_only)
         if http is None:
             server.run("stdio")
+        elif hasattr(server.settings, "port"):  # mcp 1
+            server.settings.port = http
+            server.run("streamable-http")
         else:
             server.run("streamable-http", host="127.0.0.1", port=http)
 
 
-def mcp_server(tools: OwnerTools, *, read_only: bool = False) -> MCPServer:
-    """Returns the server. Raises ConfigError where the package `mcp` is missing or too old."""
+def mcp_server(tools: OwnerTools, *, read_only: bool = False) -> Any:
+    """Returns the server: `MCPServer` of mcp 2, `FastMCP` of mcp 1. Raises ConfigError where the package `mcp` is missing."""
     try:
-        from mcp.server.mcpserver import MCPServer
         from mcp.types import ToolAnnotations
+
+        two = find_spec("mcp.server.mcpserver") is not None
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "mcp":
             raise
         raise ConfigError('an MCP server needs one more package: pip install "ctxfold[mcp]"') from None
-    server = MCPServer("ctxfold", instructions=INSTRUCTIONS, version=version("ctxfold"), log_level="WARNING")
-    for tool in tools.reading:
-        server.add_tool(_told(tool), annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))
-    for tool in () if read_only else tools.writing:
-        server.add_tool(_told(tool), annotations=ToolAnnotations(destructive_hint=False, open_world_hint=False))
+    home = import_module("mcp.server.mcpserver" if two else "mcp.server.fastmcp")
+    named: dict[str, Any] = {"instructions": INSTRUCTIONS, "log_level": "WARNING"}
+    server: Any = (
+        home.MCPServer("ctxfold", version=version("ctxfold"), **named) if two else home.FastMCP("ctxfold", **named)
+    )
+    hints = [(tool, {"readOnlyHint": True}) for tool in tools.reading]
+    hints += [] if read_only else [(tool, {"destructiveHint": False}) for tool in tools.writing]
+    for tool, hint in hints:
+        annotations = ToolAnnotations.model_validate({**hint, "openWorldHint": False})
+        # text alone: with structured content beside it a client shows each answer twice
+        server.add_tool(_told(tool, home.exceptions.ToolError), annotations=annotations, structured_output=False)
     return server
 
 
-def _told(tool: Callable[P, str]) -> Callable[P, str]:
+def _told(tool: Callable[P, str], tool_error: type[Exception]) -> Callable[P, str]:
     """Returns the tool with its errors as answers that a model reads; other errors are the server's to hide."""
-    from mcp.server.mcpserver.exceptions import ToolError
 
     @wraps(tool)
     def called(*args: P.args, **kwargs: P.kwargs) -> str:
         try:
             return tool(*args, **kwargs)
         except CtxError as error:
-            raise ToolError(str(error)) from None
+            raise tool_error(str(error)) from None
 
     return called

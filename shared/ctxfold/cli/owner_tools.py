@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,7 +14,8 @@ from ctxfold.effects import run
 from ctxfold.engine.owner_search import scope_of, search_owner
 from ctxfold.errors import ConfigError, MessageErasedError, MessageNotFoundError
 from ctxfold.history.prompt_safety import as_quoted_data, quoted_name
-from ctxfold.history.records import OFFLOADED, SessionKey
+from ctxfold.history.records import SessionKey
+from ctxfold.inspect.chart import time_text
 from ctxfold.inspect.explain import readable_text
 from ctxfold.memory.store import new_item, rendered
 from ctxfold.memory.store import search as search_memory
@@ -121,8 +121,7 @@ class OwnerTools:
 
         Use it to find out what there is, or which session a name means. To find out what was said, use `search`.
         """
-        conversations = (n for n in self._store.sessions(self._owner) if not n.endswith(OFFLOADED))
-        names = [n for n in conversations if containing.casefold() in n.casefold()]
+        names = [n for n in self._store.sessions(self._owner) if containing.casefold() in n.casefold()]
         ends = [(self._last_change(name), name) for name in names]
         lines = [self._line(name, at_s) for at_s, name in sorted(ends, reverse=True)[:limit]]
         more = [f"{len(names) - limit} more: raise limit, or use containing."] if len(names) > limit else []
@@ -238,4 +237,4 @@ def _page(messages: Iterable[tuple[str, Message | str]], offset: int, last: str)
 
 
 def _when(at_s: float) -> str:
-    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
+    return time_text(at_s, "%Y-%m-%d %H:%M")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,6 +31,7 @@ from ctxfold.cli.common import (
 )
 from ctxfold.engine.archive import Hit
 from ctxfold.errors import ConfigError, UnknownRoleError
+from ctxfold.inspect.chart import time_text
 from ctxfold.io.session_files import write_lines
 from ctxfold.messages import Message, Role, check_role
 from ctxfold.session.context import AgentContext
@@ -183,7 +183,7 @@ def search(  # noqa: PLR0913 - the options of a command
             return
         table = Table("session", "", "when", "role", "score", "best sentence", box=None)
         for hit in hits:
-            when = f"{datetime.fromtimestamp(hit.at_s, UTC):%Y-%m-%d %H:%M}"
+            when = time_text(hit.at_s, "%Y-%m-%d %H:%M")
             excerpt = Text(shown(hit.excerpt))
             table.add_row(Text(shown(hit.session)), hit.reference, when, hit.role, f"{hit.score:.2f}", excerpt)
         output().print(table if hits else "nothing found")

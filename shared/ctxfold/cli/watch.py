@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from ctxfold.cli.common import OWNER, Name, Owner, StoreUrl, output, session, shown, within
 from ctxfold.history.records import SessionKey
+from ctxfold.inspect.chart import time_text
 from ctxfold.inspect.explain import Explanation
 from ctxfold.inspect.report import TimelineEntry
 from ctxfold.session.context import AgentContext
@@ -76,7 +76,7 @@ def _zones(window: Explanation) -> dict[str, int]:
 
 def _line(window: Explanation) -> str:
     zones = ", ".join(f"{zone} {tokens:,}" for zone, tokens in _zones(window).items())
-    stamp = f"{datetime.fromtimestamp(window.now_s, UTC):%H:%M:%S}"
+    stamp = time_text(window.now_s, "%H:%M:%S")
     return f"{stamp} {window.gauge} | {zones} | {window.compactions} compactions"
 
 
@@ -86,7 +86,7 @@ def _panel(window: Explanation, timeline: tuple[TimelineEntry, ...]) -> Group:
         zones.add_row(zone, f"{tokens:,}", ProgressBar(window.budget_tokens, tokens, width=BAR_CHARS))
     recent = [
         Text(
-            f"{datetime.fromtimestamp(step.at_s, UTC):%Y-%m-%d %H:%M:%S}  {step.tokens_before:,} -> {step.tokens_after:,} tokens"
+            f"{time_text(step.at_s)}  {step.tokens_before:,} -> {step.tokens_after:,} tokens"
             f"{' (undone)' if step.undone else ''}"
         )
         for step in timeline[-RECENT:]

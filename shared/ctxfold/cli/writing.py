@@ -36,7 +36,6 @@ from ctxfold.connect import LineCodec, named_provider, open_backend
 from ctxfold.engine.erase import Erasure
 from ctxfold.engine.retention import Pruned, Retention
 from ctxfold.errors import ConfigError, SessionNotFoundError
-from ctxfold.history.records import OFFLOADED
 from ctxfold.io.session_files import Zone, file_rules, parse_lines
 from ctxfold.protocols import Store, UuidIds, Wire
 
@@ -70,7 +69,7 @@ def compact(
             event = context.compact().event
         assert event is not None
         if as_json:
-            print_json({**asdict(event), "rung": event.fallback_level})  # its old name, until release 2.0
+            print_json(asdict(event))
         else:
             output().print(
                 f"{event.strategy} ({event.fallback_level or 'no summary'}): {event.tokens_before} -> {event.tokens_after} tokens, "
@@ -183,8 +182,7 @@ def erase(
         if name is None and oldest is None:
             done = [Erasure(removed=place.sessions(owner), settled=place.erase_owner(owner))]
         else:
-            # contents that checkpoints refer to are erased with their messages
-            names = [name] if name is not None else [n for n in place.sessions(owner) if not n.endswith(OFFLOADED)]
+            names = [name] if name is not None else place.sessions(owner)
             done = _erase_in(place, owner, names, references or (), oldest)
         _print_erasure(done, as_json=as_json)
 
@@ -195,6 +193,10 @@ def prune(
     owner: Owner = OWNER,
     older_than: Annotated[
         str | None, typer.Option("--older-than", help="erase older messages: 12h, 30d, 6w, 1y")
+    ] = None,
+    unused_for: Annotated[
+        str | None,
+        typer.Option("--unused-for", help="remove sessions in which nothing was stored for this long, such as 90d"),
     ] = None,
     max_messages: Annotated[
         int | None, typer.Option("--max-messages", min=1, help="keep at most this number of messages per session")
@@ -207,17 +209,16 @@ def prune(
 ) -> None:
     """Erase for good what exceeds these limits in every session of the owner; sessions that are older are removed."""
     with within(as_json=as_json), opened(store) as place:
-        if older_than is None and max_messages is None and max_bytes is None:
-            raise ConfigError("no limit is given: use --older-than, --max-messages or --max-bytes")
-        max_age = None if older_than is None else age("--older-than", older_than)
-        if max_age is not None and not max_age:
-            raise ConfigError(f"--older-than {older_than!r} names no span of time: give one above zero, such as 30d")
+        given = (older_than, unused_for, max_messages, max_bytes)
+        if all(limit is None for limit in given):
+            raise ConfigError("no limit is given: use --older-than, --unused-for, --max-messages or --max-bytes")
         limits = Retention(
-            max_age=max_age,
+            max_age=_span("--older-than", older_than),
+            max_idle=_span("--unused-for", unused_for),
             max_messages=max_messages,
             max_bytes=max_bytes,
         )
-        names = [n for n in place.sessions(owner) if not n.endswith(OFFLOADED)]
+        names = place.sessions(owner)
         if name is not None and name not in names:
             raise SessionNotFoundError(
                 f"session {name!r} of owner {owner!r} does not exist in this store: check the name, or create it"
@@ -233,6 +234,13 @@ def prune(
         _print_erasure(
             [Erasure(sessions=done.sessions, removed=done.removed, settled=done.settled)], count=done.messages
         )
+
+
+def _span(option: str, text: str | None) -> timedelta | None:
+    span = None if text is None else age(option, text)
+    if span is not None and not span:
+        raise ConfigError(f"{option} {text!r} names no span of time: give one above zero, such as 30d")
+    return span
 
 
 def _pruned(

@@ -40,10 +40,8 @@ def prepare(
     with open_session.lock:
         if background.running:
             return True
-        prepared = _prepared(open_session)
-        if prepared is not None and _is_unchanged(open_session, prepared[0]):
+        if background.ready is not None:
             return False
-        background.ready = None
     plan = _plan_ahead(case, strategy) if background.failed_epoch != case.view.epoch else None
     if plan is None:
         return False

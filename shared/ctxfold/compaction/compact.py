@@ -297,7 +297,6 @@ def _traced(
             raise
         if compact_span is not None and outcome.event is not None:
             compact_span.set_attribute("ctxfold.fallback_level", outcome.event.fallback_level)
-            compact_span.set_attribute("ctxfold.rung", outcome.event.fallback_level)  # its old name, until release 2.0
             compact_span.set_attribute("ctxfold.tokens_before", outcome.event.tokens_before)
             compact_span.set_attribute("ctxfold.tokens_after", outcome.event.tokens_after)
     return outcome
@@ -325,6 +324,8 @@ def _write_and_commit(
         try:
             plan, summary = yield from _written(open_session, ports, plan, case)
         except SummarizationFailedError as error:
+            if case.rules.strict_summaries:
+                raise
             return Outcome(None, str(error), status="rejected")
     plan, summary, refused = offered(open_session.key.session, plan, summary, case, open_session.events.rewriters)
     if case.facts.occasion == "must_fit" and summary is not None and _is_no_shorter(plan, summary, ports):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ctxfold.compaction.plan import Plan
 from ctxfold.compaction.strategy import CompactionInput
 from ctxfold.compaction.transcript import live_request, prompt_for
-from ctxfold.history.alternation import alternating
+from ctxfold.history.alternation import alternating, says_something
 from ctxfold.history.cuts import legal_cuts
 from ctxfold.history.prefix import begins_with
 from ctxfold.history.prompt_safety import strip_control_chars
@@ -64,8 +64,9 @@ def live_prefix(open_session: OpenSession, plan: Plan, case: CompactionInput, po
     known, counter = len(sent.view), ports.counter
     room = case.rules.context_window - counter.count_tools(sent.request.tools) - _reply_tokens(case.rules)
     upto = known + _finished(entries[known:], room - sum(e.tokens for e in entries[:known]))
-    prefix = entries[:upto]
-    span = _span(prefix, {e.id for e in plan.covered if e.message.kind != "section"})
+    prefix = [e for e in entries[:upto] if says_something(e.message)]
+    shown = [e for e in plan.covered if e.message.kind != "section" and says_something(e.message)]
+    span = _span(prefix, {e.id for e in shown})
     if span is None or sum(e.tokens for e in prefix) > room:
         return None
     new_tokens = sum(e.tokens for e in entries[known:upto])

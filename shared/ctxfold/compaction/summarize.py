@@ -17,7 +17,7 @@ from ctxfold.compaction.live_prefix import LivePrefix
 from ctxfold.compaction.plan import Writer
 from ctxfold.compaction.selection import summary_limit
 from ctxfold.compaction.strategy import MODEL_SHARE
-from ctxfold.compaction.transcript import INSTRUCTIONS, pieces, request, transcript, without_tags
+from ctxfold.compaction.transcript import DEFAULT_SUMMARY_PROMPT, pieces, request, transcript, without_tags
 from ctxfold.compaction.verify import (
     CHOSEN,
     Verification,
@@ -177,6 +177,8 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
                 if isinstance(error, BackendError) and error.kind == "timeout":
                     task.timed_out = True
                     break  # another call would wait as long
+        if rules.strict_summaries:
+            raise SummarizationFailedError(f"no model wrote a summary: {'; '.join(task.problems)}")
     if writer in ("model", "extractive"):
         try:
             return (yield from _extractive(task))
@@ -215,7 +217,7 @@ def _on_live_prefix(task: _Task, live: LivePrefix, window_tokens: int) -> Flow[S
 
 def _shares(task: _Task, window_tokens: int) -> tuple[int, int]:
     """Returns the tokens that the model's text may take, and those that are left for a transcript."""
-    overhead = PROMPT_OVERHEAD_TOKENS + task.counter.count_text(task.rules.summary_prompt or INSTRUCTIONS)
+    overhead = PROMPT_OVERHEAD_TOKENS + task.counter.count_text(task.rules.summary_prompt or DEFAULT_SUMMARY_PROMPT)
     share = min(int(task.limit * MODEL_SHARE), max(32, (window_tokens - overhead) // 5))
     if share < 16:
         raise SummarizationFailedError(f"only {task.limit} tokens are left for the summary: too few to ask a model")

@@ -10,7 +10,7 @@ from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.messages import Message, TextPart, ToolCallPart, ToolResultPart, system, user
 from ctxfold.protocols import Request, TokenCounter
 
-INSTRUCTIONS = """\
+DEFAULT_SUMMARY_PROMPT = """\
 Summarise the conversation in the transcript so that work can go on without it. Keep, under short headings where there is
 something to say: what the user wants; decisions and their reasons; facts, names, numbers, identifiers and dates, exactly as
 written; files and artefacts; errors and how they were fixed; standing rules; open items; the next step. Where a later statement
@@ -43,7 +43,7 @@ def without_tags(text: str) -> str:
 
 def prompt_for(limit_tokens: int, instructions: str | None) -> str:
     """Returns the instructions for a summary of at most `limit_tokens`: the user's own, or else the built-in ones."""
-    return (instructions or INSTRUCTIONS).replace("{words}", str(max(20, limit_tokens * 2 // 3)))
+    return (instructions or DEFAULT_SUMMARY_PROMPT).replace("{words}", str(max(20, limit_tokens * 2 // 3)))
 
 
 def request(

@@ -37,6 +37,7 @@ from ctxfold.inspect.explain import original_record
 from ctxfold.messages import Message, Role
 from ctxfold.protocols import Document, Ports, Store
 from ctxfold.retrieval.bm25 import ranked
+from ctxfold.retrieval.embeddings import share_vectors
 from ctxfold.session_state import (
     OpenSession,
     append_decided,
@@ -287,6 +288,8 @@ def copy_log(
     drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records]
     drafts += [*endings, draft(ports, Forked(origins), record_id=f"forked:{key.session}")]
     yield from StoreCall(Store.append, key, drafts, expect=0, documents=documents_of(key, records))
+    if ports.store.capabilities.vectors:
+        yield from share_vectors(source, key, len(records))
 
 
 def origins_of(key: SessionKey) -> Flow[tuple[str, ...]]:

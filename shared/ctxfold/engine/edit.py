@@ -445,7 +445,8 @@ def set_policy(engine: Engine, open_session: OpenSession, fields: Mapping[str, o
         old = open_session.own_rules()
         values: dict[str, Any] = {**old.model_dump(), **fields}
         policies[:] = [policy_for(values.pop("context_window"), **values)]
-        strategy_named(policies[0].strategy, engine.strategies, open_session.key.session)
+        if "strategy" in fields:
+            strategy_named(policies[0].strategy, engine.strategies, open_session.key.session)
         fixed = tuple(sorted({*state.fixed, *fields}))
         if policies[0] == old and fixed == state.fixed:
             return []

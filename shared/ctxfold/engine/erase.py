@@ -21,7 +21,6 @@ from ctxfold.history.log import SessionState
 from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.records import (
     NOTICE,
-    OFFLOADED,
     Body,
     Compacted,
     Erased,
@@ -39,7 +38,6 @@ from ctxfold.history.records import (
     TurnClosed,
     Undone,
     Unknown,
-    offloaded_of,
     shown_in,
 )
 from ctxfold.history.sections import section_note
@@ -315,18 +313,14 @@ def erase_messages(engine: Engine, key: SessionKey, ids: Collection[str]) -> Flo
 
 
 def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:
-    """Removes a session with all that belongs to it, and from its forks the messages that they took over.
-
-    Contents that a checkpointer's states refer to go with the last session of their thread.
-    """
+    """Removes a session with all that belongs to it, and from its forks the messages that they took over."""
     for _ in range(TRIES):
         records = yield from StoreCall(Store.read, key)
         names = yield from forks(key)
         rewrites = yield from _taken_over(engine.ports, key, records, None, names)
         rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites, whole=True)
         try:
-            unused = yield from _unused_contents(key)
-            settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key, *unused))
+            settled = yield from StoreCall(Store.erase, tuple(rewrites), gone=(key,))
         except HeadMovedError:
             continue
         engine.forget(lambda k: k == key)
@@ -338,15 +332,6 @@ def erase_session(engine: Engine, key: SessionKey) -> Flow[Erasure]:
         sessions = tuple(r.key.session for r in rewrites)
         return Erasure((), sessions, (key.session,) if records else (), settled and late_settled)
     raise _busy(key)
-
-
-def _unused_contents(key: SessionKey) -> Flow[tuple[SessionKey, ...]]:
-    """Returns the logs of contents that no session but this one may refer to."""
-    names = yield from StoreCall(Store.sessions, key.owner)
-    logs = {log for log in offloaded_of(key) if log.session in names}
-    others = (n for n in names if logs and n != key.session and not n.endswith(OFFLOADED))
-    used = {log for name in others for log in offloaded_of(SessionKey(key.owner, name))}
-    return tuple(sorted(logs - used))
 
 
 def erase_owner(engine: Engine, owner: str) -> Flow[bool]:
@@ -384,9 +369,8 @@ def _erased(engine: Engine, key: SessionKey, choose: _Choice) -> Flow[Erasure]:
         names = (yield from StoreCall(Store.copies, key)) if erased_ids else ()
         rewrites += yield from _taken_over(engine.ports, key, records, erased_ids, names)
         rewrites += yield from _recalled_elsewhere(engine.ports, key, rewrites)
-        contents = yield from _offloaded(engine.ports, key, records, erased_ids)
         try:
-            settled = yield from StoreCall(Store.erase, (*rewrites, *contents))
+            settled = yield from StoreCall(Store.erase, tuple(rewrites))
         except HeadMovedError:
             continue
         if erased_ids:
@@ -461,26 +445,6 @@ def _recalled_elsewhere(
             other = SessionKey(key.owner, name)
             records = yield from StoreCall(Store.read, other)
             changed_logs += yield from _rewrite(ports, other, records, showing_sections(records, learnt))
-    return changed_logs
-
-
-def _offloaded(
-    ports: Ports, key: SessionKey, records: Sequence[Record], erased_ids: frozenset[str]
-) -> Flow[list[Rewrite]]:
-    """Returns the logs of contents that a checkpointer's states refer to, without those of the erased messages."""
-    erased = [m for r in records if (m := stored_message(r)) is not None and m.id in erased_ids]
-    names = {m.id for m in erased} | {result.call_id for m in erased for result in m.tool_results}
-    changed_logs: list[Rewrite] = []
-    for log in offloaded_of(key) if names else ():
-        contents = yield from StoreCall(Store.read, log)
-        changed = tuple(
-            replace(record, body=Erased((record.body.message.id,)))
-            for record in contents
-            if isinstance(record.body, MessageAdded) and record.body.message.id in names
-        )
-        if changed:
-            notice = draft(ports, Erased(), record_id=f"{NOTICE}{ports.ids.new()}")
-            changed_logs.append(Rewrite(log, contents[-1].seq, (), changed, (), (notice,)))
     return changed_logs
 
 

@@ -19,7 +19,7 @@ from ctxfold.compaction.tool_outputs import outputs_of
 from ctxfold.compaction.tool_summaries import prepare_pairs
 from ctxfold.effects import Flow, Start
 from ctxfold.engine.recall import PassageFitter
-from ctxfold.errors import BudgetError, ContextOverflowError, CtxError, MessageTooLargeError
+from ctxfold.errors import BudgetError, ContextOverflowError, CtxError, MessageTooLargeError, StrategyError
 from ctxfold.events import CompactionHeld, HistoryCompacted, MemoryLearnt, Subscribers
 from ctxfold.history.edits import without_repeated_prompts
 from ctxfold.history.view import Entry, View
@@ -154,8 +154,15 @@ class WindowFitter:
                 open_session, stage, "after_turn", overhead_tokens=overhead_tokens, strategy=strategy
             )
         except CtxError as error:
-            self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
+            self._report_failed(open_session, error)
         return open_session.with_new_view(stage)
+
+    def _report_failed(self, open_session: OpenSession, error: CtxError) -> None:
+        """Emits the event, and logs a warning once for a strategy of the user's that fails: it is asked again and again."""
+        if isinstance(error, StrategyError) and not open_session.strategy_failed:
+            open_session.strategy_failed = True
+            _log.warning("session %r is not compacted: %s", open_session.key.session, error)
+        self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
 
     def _required_text(
         self,
@@ -279,7 +286,7 @@ class WindowFitter:
             return (yield from self._compact(open_session, stage, occasion, overhead_tokens=overhead, idle_s=idle_s))
         except CtxError as error:
             # the turn itself is stored and stays so; the next request asks for room again where it needs it
-            self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
+            self._report_failed(open_session, error)
             return None
 
     def compact(

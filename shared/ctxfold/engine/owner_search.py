@@ -10,7 +10,7 @@ from ctxfold.engine.archive import PROBE, Hit, hit_of, live_documents
 from ctxfold.engine.erase import Age
 from ctxfold.errors import SessionNotFoundError
 from ctxfold.history.posting_cache import Hit as Posting
-from ctxfold.history.records import OFFLOADED, Record, SessionKey
+from ctxfold.history.records import Record, SessionKey
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.terms import query_terms
 from ctxfold.messages import Message, Role, check_role
@@ -78,8 +78,7 @@ def search_owner(ports: Ports, owner: str, query: str, scope: SearchScope, *, li
 
 def _searched(ports: Ports, owner: str, terms: Sequence[str], scope: SearchScope, limit: int) -> Flow[tuple[Hit, ...]]:
     stored_names = yield from StoreCall(Store.sessions, owner)
-    conversations = (name for name in stored_names if not name.endswith(OFFLOADED))
-    names = [name for name in conversations if scope.sessions is None or name in scope.sessions]
+    names = [name for name in stored_names if scope.sessions is None or name in scope.sessions]
     if not names:
         return ()
     newest = min(PROBE, max(LEAST_HITS, HITS // len(names)))

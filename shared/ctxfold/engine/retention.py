@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TypeAlias
 
@@ -12,7 +12,7 @@ from ctxfold.engine.engine import Engine
 from ctxfold.engine.erase import Erasure, erase_messages, erase_session
 from ctxfold.errors import ConfigError
 from ctxfold.history.edits import PROMPT_ID
-from ctxfold.history.records import NOTICE, NUMBERED, OFFLOADED, Record, SessionKey, TurnClosed, encode_body
+from ctxfold.history.records import NOTICE, NUMBERED, Record, SessionKey, TurnClosed, encode_body
 from ctxfold.history.snapshot import stored_message
 from ctxfold.protocols import Store
 from ctxfold.validation import is_a, kind_of, whole_number
@@ -28,21 +28,25 @@ class Retention:
 
     Args:
         max_age: messages stored longer ago are erased; a session with nothing newer is removed as a whole.
+        max_idle: a session in which nothing was stored for that long is removed as a whole; others keep all their messages.
         max_messages: how many messages are kept, not counting summaries and system prompts.
         max_bytes: how many bytes of stored messages are kept, counted as JSON in the log, where a letter beyond ASCII takes 6
             bytes.
     """
 
     max_age: timedelta | None = None
+    max_idle: timedelta | None = None
     max_messages: int | None = None
     max_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_age is None and self.max_messages is None and self.max_bytes is None:
-            raise ConfigError("Retention has no limit: give max_age, max_messages or max_bytes")
-        if self.max_age is not None and (not is_a(self.max_age, timedelta) or self.max_age <= timedelta(0)):
-            shown = self.max_age if is_a(self.max_age, timedelta) else kind_of(self.max_age)
-            raise ConfigError(f"max_age is {shown}: give a span of time above zero, such as timedelta(days=30)")
+        if all(getattr(self, each.name) is None for each in fields(self)):
+            raise ConfigError("Retention has no limit: give max_age, max_idle, max_messages or max_bytes")
+        for name in ("max_age", "max_idle"):
+            span = getattr(self, name)
+            if span is not None and (not is_a(span, timedelta) or span <= timedelta(0)):
+                shown = span if is_a(span, timedelta) else kind_of(span)
+                raise ConfigError(f"{name} is {shown}: give a span of time above zero, such as timedelta(days=30)")
         for name in ("max_messages", "max_bytes"):
             limit = getattr(self, name)
             if limit is not None:
@@ -96,7 +100,7 @@ def prune(
             f"lease_s is {lease_s!r}: give the seconds after which another worker takes over from one that died"
         )
     place, worker = SessionKey(owner, ""), engine.ports.ids.new()
-    names = [name for name in (yield from StoreCall(Store.sessions, owner)) if not name.endswith(OFFLOADED)]
+    names = yield from StoreCall(Store.sessions, owner)
     done: list[Erasure] = []
 
     def each_session() -> Flow[bool]:
@@ -122,8 +126,10 @@ def prune(
 
 def _pruned(engine: Engine, key: SessionKey, limits: Retention) -> Flow[Erasure]:
     log = yield from _scanned(key)
-    before_s = None if limits.max_age is None else engine.ports.clock.now_s() - limits.max_age.total_seconds()
-    if before_s is not None and log.newest_s < before_s:
+    now_s = engine.ports.clock.now_s()
+    before_s = None if limits.max_age is None else now_s - limits.max_age.total_seconds()
+    spans = [span for span in (limits.max_age, limits.max_idle) if span is not None]
+    if any(log.newest_s < now_s - span.total_seconds() for span in spans):
         return (yield from erase_session(engine, key))
     ids = log.beyond(limits, before_s)
     return (yield from erase_messages(engine, key, ids)) if ids else Erasure()

@@ -34,7 +34,7 @@ from ctxfold.errors import (
     MessageTooLargeError,
     TurnClosedError,
 )
-from ctxfold.events import Appended
+from ctxfold.events import Appended, IdsRepeated
 from ctxfold.history.cuts import open_calls
 from ctxfold.history.diff import Reconciled, asked_after_results, finished_count
 from ctxfold.history.edits import ended_with, prompted, reworded
@@ -238,9 +238,13 @@ def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow
     """
     try:
         return (yield from _ingest_new(engine, attempt, turn_input))
-    except TurnClosedError:
+    except (TurnClosedError, MessageConflictError) as error:
         if turn_input.given_ids is None or turn_input.attached:
             raise
+        if isinstance(error, MessageConflictError):  # its ids say nothing: it is compared by what its messages say
+            engine.events.emit(IdsRepeated(attempt.open_session.key.session, tuple(sorted(turn_input.given_ids))))
+            anew = tuple(replace(m, id=engine.ports.ids.new()) for m in turn_input.messages)
+            turn_input = replace(turn_input, messages=anew, given_ids=frozenset())
         return (yield from _ingest_new(engine, attempt, turn_input))
 
 
@@ -600,18 +604,21 @@ def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:
     """Discards the turn that this attempt opened; one that was under way stays open, so that the caller can try again."""
     open_session, new_turn = attempt.open_session, attempt.new_turn
     yield from refresh(open_session, engine.ports)
-    with open_session.lock:  # others may ask the same in it, have lost their messages to it, or have added some
+    with (
+        open_session.lock
+    ):  # others may ask the same in it, have lost their messages to it, have added some, or have closed it
         others_wait = new_turn in (*open_session.in_flight, *open_session.taken_over.values())
         turn = open_session.state.open.get(new_turn)
         messages = [e for e in turn.entries if e.message.kind == "message"] if turn is not None else []
         joined = any(e.id not in (*attempt.stored_ids, attempt.reply_id) for e in messages)
-    if not (others_wait or joined):
-        yield from engine.close(open_session, new_turn, "discarded")
+        alone = not (others_wait or joined or new_turn in open_session.state.closed)
     yield from take_from_head(engine, open_session, attempt.head_sections)
     for record_id in attempt.compactions:
         yield from revert(engine, open_session, (record_id,))
-    if attempt.removal and attempt.new_turn not in open_session.state.closed:
+    if alone and attempt.removal:
         yield from revert(engine, open_session, attempt.removal)
+    if alone:  # last: where the store fails in between, a closed turn would say that others went on
+        yield from engine.close(open_session, new_turn, "discarded")
 
 
 def _undo_stream(engine: Engine, reply: OpenReply) -> Flow[None]:

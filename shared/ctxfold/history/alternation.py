@@ -48,7 +48,9 @@ def says_something(message: Message) -> bool:
     return message.role not in ("user", "assistant") or any(
         part.text.strip() or part.extra
         if isinstance(part, TextPart)
-        else not isinstance(part, Opaque) or part.namespace == REFUSAL
+        else not isinstance(part, Opaque)
+        or part.namespace == REFUSAL
+        or '"function_call":' in part.json  # before tools
         for part in message.parts
     )
 

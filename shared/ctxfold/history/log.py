@@ -467,6 +467,8 @@ def _place(live: Sequence[Entry], turn: Sequence[Entry]) -> int:
     """Returns the place of a turn in the conversation: behind what was stored before its question, and between two turns."""
     seq = turn[0].seq
     at = next((i + 1 for i in range(len(live) - 1, -1, -1) if live[i].seq < seq), 0)
+    if at == 0 or is_final(live[at - 1].message):
+        return at  # no question need follow: an erasure may have taken it
     return next((i for i in range(at, len(live)) if is_question(live[i].message)), len(live))
 
 

@@ -6,10 +6,10 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 from ctxfold.errors import CtxWarning, MessageError, StoreCorruptError
 from ctxfold.messages import Message, ToolResultPart, Usage, content_key
@@ -33,16 +33,7 @@ class SessionKey(NamedTuple):
     session: str
 
 
-OFFLOADED = "|:checkpoints"  # ends the name of the log with contents that a checkpointer's states refer to
 OWN_NAME = re.compile(r"(?:~[0-9a-f]{8})*$")
-
-
-def offloaded_of(key: SessionKey) -> tuple[SessionKey, ...]:
-    """Returns the logs that may hold contents of this session's messages: its thread's, whichever part of the name that is."""
-    parts = key.session.split("|")
-    threads = ("|".join(parts[:n]) for n in range(1, len(parts) + 1))
-    names = dict.fromkeys(name for t in threads for name in (t, OWN_NAME.sub("", t)) if name)
-    return tuple(SessionKey(key.owner, f"{name}{OFFLOADED}") for name in names)
 
 
 # in an excerpt, stands for the message's own reference, which it gets when it is stored; no text has a noncharacter of Unicode
@@ -123,11 +114,6 @@ class Unpinned:
     kind: Literal["unpinned"] = "unpinned"
 
 
-def _stored_name(field_name: str) -> str:
-    """Returns the name of a field in stored records, which is that of the first release."""
-    return "rung" if field_name == "fallback_level" else field_name
-
-
 @dataclass(frozen=True, slots=True)
 class Compacted:
     """Begins an epoch: `summary` replaces the `covered` ids in the view, and `shown` messages replace their originals.
@@ -150,7 +136,6 @@ class Compacted:
     usage: Usage | None = None
     within: bool | None = None
     kind: Literal["compacted"] = "compacted"
-    __pydantic_config__: ClassVar[Mapping[str, object]] = {"alias_generator": _stored_name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +343,7 @@ def encode_body(body: Body) -> str:
     if isinstance(body, Unknown):
         return body.text
     try:
-        return _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, by_alias=True, warnings="error"))
+        return _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, warnings="error"))
     except (PydanticSerializationError, TypeError):
         return _readable(body)
 
@@ -370,7 +355,7 @@ def _dumped(value: object) -> str:
 def _readable(body: KnownBody) -> str:
     """Returns the text of a record that holds values of unexpected types, once it is certain that it can be read."""
     try:
-        text = _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, by_alias=True, warnings=False))
+        text = _dumped(_adapter().dump_python(body, mode="python", exclude_none=True, warnings=False))
         _adapter().validate_json(text)
     except (TypeError, ValueError) as error:
         raise MessageError(

@@ -256,8 +256,12 @@ def _key(name: str, label: str) -> str:
     return f'<span class="key"><i style="background:{COLOURS[name]}"></i>{escape(label)}</span>'
 
 
-def moment(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+def time_text(at_s: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Returns a time of the log in UTC; one beyond the years 1 to 9999, as a broken clock writes it, as its seconds."""
+    try:
+        return datetime.fromtimestamp(at_s, UTC).strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return f"{at_s:g} s"
 
 
 def _money(amount: float) -> str:
@@ -293,7 +297,7 @@ def _cells(turn: Row) -> dict[str, str]:
     what = [f"{compactions} compactions" if compactions > 1 else "compaction"] if compactions else []
     return {
         "turn": "now" if turn["open"] else str(turn["turn"]),
-        "when (UTC)": moment(turn["at_s"]),
+        "when (UTC)": time_text(turn["at_s"]),
         **{NAMES[z]: "" if turn[f"{z}_tokens"] is None else f"{turn[f'{z}_tokens']:,}" for z in ZONES},
         **{name: f"{usage[field]:,}" if usage else "" for name, field in reported.items()},
         "cost": "" if turn["cost"] is None else _money(turn["cost"]),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, TypeAlias
 
-from ctxfold.inspect.chart import CHART_STYLE, COLOURS, NAMES, chart_html, moment
+from ctxfold.inspect.chart import CHART_STYLE, COLOURS, NAMES, chart_html, time_text
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -177,7 +177,7 @@ def _timeline(steps: Sequence[Row]) -> str:
     if not steps:
         return "<p>Nothing has been compacted or edited yet.</p>"
     rows = "".join(
-        f"<tr{' class=undone' if step['undone'] else ''}><td>{escape(moment(step['at_s']))}</td><td>{escape(step['what'])}</td>"
+        f"<tr{' class=undone' if step['undone'] else ''}><td>{escape(time_text(step['at_s']))}</td><td>{escape(step['what'])}</td>"
         f'<td class="n">{_change(step)}</td><td>{escape(step["detail"])}</td></tr>'
         for step in steps
     )

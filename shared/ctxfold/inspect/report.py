@@ -28,7 +28,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.sections import section_note
 from ctxfold.history.snapshot import stored_message
-from ctxfold.inspect.chart import moment
+from ctxfold.inspect.chart import time_text
 from ctxfold.inspect.explain import Explanation, explain
 from ctxfold.inspect.html import body, page
 from ctxfold.inspect.turns import TurnFigures, turn_figures
@@ -103,7 +103,7 @@ class Inspection:
 
     def __str__(self) -> str:
         steps = [
-            f"{moment(s.at_s)}  {s.what:<12}"
+            f"{time_text(s.at_s)}  {s.what:<12}"
             f"{f'{s.tokens_before} -> {s.tokens_after} tokens  ' if s.tokens_before else ''}{s.detail}"
             f"{' (undone)' if s.undone else ''}"
             for s in self.timeline

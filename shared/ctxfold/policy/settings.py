@@ -119,6 +119,9 @@ class Policy(BaseModel):
     probe: bool = Field(
         default=False, description="a model answers questions from a summary before the summary is accepted"
     )
+    strict_summaries: bool = Field(
+        default=False, description="a summary that no model wrote is refused with SummarizationFailedError"
+    )
     background: bool = Field(default=False, description="summaries are prepared in the background")
     prepare_ratio: float = Field(
         default=0.75,
@@ -203,6 +206,7 @@ class PolicyFields(TypedDict, total=False):
     summary_timeout_s: float | None
     max_summary_calls: int | None
     probe: bool
+    strict_summaries: bool
     background: bool
     prepare_ratio: float
     tool_summaries: bool

@@ -13,7 +13,7 @@ from ctxfold.effects import Call, Effect, Flow, Start, StoreCall
 from ctxfold.errors import StoreCorruptError
 from ctxfold.history.passage_cache import CHUNK_SENTENCES, Chunk, unit
 from ctxfold.history.prompt_safety import without_private_keys
-from ctxfold.history.records import Compacted
+from ctxfold.history.records import Compacted, SessionKey
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.terms import records as parts_of
 from ctxfold.history.view import Entry
@@ -120,6 +120,17 @@ def _read_stored(work: _Work, name: str, last: int) -> Flow[None]:
         work.open_session.vectors.unpack(stored)
 
 
+def share_vectors(source: SessionKey, key: SessionKey, head: int) -> Flow[None]:
+    """Gives a session the vectors of another one with the same records up to `head`."""
+    for name, data in (yield from StoreCall(VectorIndex.embedders, source)).items():
+        upto, filled_from, probe = _mark(data)
+        mark = _encoded_mark(min(upto, head), min(filled_from, head), probe)
+        for first in range(1, head + 1, STORED_RECORDS):
+            seqs = range(first, min(first + STORED_RECORDS, head + 1))
+            rows = yield from StoreCall(VectorIndex.vectors, source, name, seqs=seqs)
+            yield from StoreCall(VectorIndex.put_vectors, key, name, {0: mark, **rows})
+
+
 def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
     """Returns whether two vectors of the same text are of the same embedder: services differ a little from call to call."""
     return len(one) == len(other) and sum((x - y) ** 2 for x, y in zip(one, other, strict=True)) < SAME
@@ -133,15 +144,7 @@ def _embed_compacted(work: _Work, after: int, upto: int) -> Flow[None]:
     ids = list(dict.fromkeys(i for b in taken for i in (*b.covered, *(m.id for m in b.shown))))
     for start in range(0, len(ids), BATCH):
         found = yield from StoreCall(Store.find, open_session.key, [f"m:{i}" for i in ids[start : start + BATCH]])
-        messages = {r.seq: m for r in found if (m := stored_message(r)) is not None}
-        if work.keeps:
-            vectors = open_session.vectors
-            stored = yield from StoreCall(VectorIndex.vectors, open_session.key, vectors.embedder, seqs=[*messages])
-            vectors.unpack(stored)  # another worker may have been here
-            yield from _embed(work, messages)
-            yield from _keep(work, messages.keys() - stored.keys(), upto=0)
-        else:
-            yield from _embed(work, messages)
+        yield from _embed(work, {r.seq: m for r in found if (m := stored_message(r)) is not None})
     if ids:
         yield from _keep(work, (), upto=upto)
 
@@ -200,7 +203,7 @@ def _encoded_mark(upto: int, filled_from: int, probe: Sequence[float]) -> bytes:
 
 
 def _embed(work: _Work, messages: Mapping[int, Message]) -> Flow[None]:
-    """Embeds the chunks of messages, by seq, that have no vector yet."""
+    """Embeds the chunks of messages, by seq, that have no vector yet, neither here nor in the store, and keeps these."""
     vectors = work.open_session.vectors
     texts: dict[Chunk, str] = {}
     for seq, message in messages.items():
@@ -208,9 +211,15 @@ def _embed(work: _Work, messages: Mapping[int, Message]) -> Flow[None]:
         for first in range(0, len(said), CHUNK_SENTENCES):
             if (seq, first) not in vectors:
                 texts[seq, first] = " ".join(said[first : first + CHUNK_SENTENCES])
-    chunks = list(texts)
+    if not texts:
+        return
+    if work.keeps:  # another worker may have been here
+        seqs = [*dict.fromkeys(seq for seq, _ in texts)]
+        vectors.unpack((yield from StoreCall(VectorIndex.vectors, work.open_session.key, vectors.embedder, seqs=seqs)))
+    chunks = [chunk for chunk in texts if chunk not in vectors]
     for start in range(0, len(chunks), BATCH):
         batch = chunks[start : start + BATCH]
         made = yield from Embed(work.embedder, [texts[c] for c in batch])
         for chunk, vector in zip(batch, made, strict=True):
             vectors.add(chunk, vector)
+    yield from _keep(work, {seq for seq, _ in chunks}, upto=0)

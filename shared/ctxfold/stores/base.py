@@ -28,7 +28,7 @@ from ctxfold.errors import (
 )
 from ctxfold.history.memory_items import ItemPlace, MemoryItem, Remembered, forgotten, settle
 from ctxfold.history.records import NUMBERED, Body, Draft, Record, SessionKey, decode_body, encode_body, fingerprint
-from ctxfold.protocols import Document, Head, Postings, Rewrite, Store, StoreCapabilities
+from ctxfold.protocols import Document, Head, Postings, Rewrite, Store, StoreCapabilities, VectorIndex
 from ctxfold.validation import check_name, check_text
 
 if TYPE_CHECKING:
@@ -193,6 +193,24 @@ class BaseStore(Store, Closing):
 
     async def aclose(self) -> None:
         await self.offload(self.close)
+
+
+class VectorStore(BaseStore, VectorIndex):
+    """Derives the async forms of a store that keeps vectors too."""
+
+    async def aembedders(self, key: SessionKey) -> Mapping[str, bytes]:
+        return await self.offload(self.embedders, key)
+
+    async def avectors(
+        self, key: SessionKey, embedder: str, *, seqs: Sequence[int] | None = None
+    ) -> Mapping[int, bytes]:
+        return await self.offload(self.vectors, key, embedder, seqs=seqs)
+
+    async def aput_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None:
+        await self.offload_write(self.put_vectors, key, embedder, vectors)
+
+    async def adrop_vectors(self, key: SessionKey, embedder: str) -> None:
+        await self.offload_write(self.drop_vectors, key, embedder)
 
 
 def checked_key(key: SessionKey) -> SessionKey:

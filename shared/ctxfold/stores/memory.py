@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ctxfold.errors import HeadMovedError, StoreUnavailableError
 from ctxfold.history.memory_items import MemoryItem, Remembered
-from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken, fingerprint
+from ctxfold.history.records import Draft, Erased, Record, SessionKey, SnapshotTaken, fingerprint
 from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
 from ctxfold.stores.base import (
-    BaseStore,
     Fresh,
     OwnedItems,
+    VectorStore,
     checked_drafts,
     checked_items,
     checked_key,
@@ -43,6 +43,7 @@ class _Log:
     terms: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict[str, list[tuple[int, int, int]]])
     documents: dict[int, int] = field(default_factory=dict[int, int])
     total_length: int = 0
+    vectors: dict[str, dict[int, bytes]] = field(default_factory=dict[str, dict[int, bytes]])  # by embedder and seq
 
     def add(self, items: Sequence[Fresh]) -> None:
         for item, record in zip(items, new_records(items, len(self.records), len(self.numbered)), strict=True):
@@ -58,6 +59,8 @@ class _Log:
         for record in records:
             self.records[record.seq - 1] = record
             self.fingerprints[record.id] = fingerprint(record.body)
+            for rows in self.vectors.values():
+                rows.pop(record.seq, None)
         for seq in unindexed:
             self.total_length -= self.documents.pop(seq, 0)
         for term, hits in list(self.terms.items()):
@@ -86,10 +89,10 @@ class _Log:
         return tuple(hits if newest is None else hits[max(0, len(hits) - newest) :])
 
 
-class MemoryStore(BaseStore):
+class MemoryStore(VectorStore):
     """Keeps logs in memory, under one lock, until the process ends."""
 
-    capabilities = StoreCapabilities(blocking=False)  # microseconds of work: a thread would cost more
+    capabilities = StoreCapabilities(blocking=False, vectors=True)  # microseconds of work: a thread would cost more
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -182,6 +185,28 @@ class MemoryStore(BaseStore):
             by_term = {term: log.hits(indexed_term(term), newest, among) for term in terms}
             return Postings(len(log.documents), log.total_length, by_term)
 
+    def embedders(self, key: SessionKey) -> Mapping[str, bytes]:
+        with self._lock:
+            log = self._log(key) or _Log()
+            return {name: rows[0] for name, rows in log.vectors.items() if 0 in rows}
+
+    def vectors(self, key: SessionKey, embedder: str, *, seqs: Sequence[int] | None = None) -> Mapping[int, bytes]:
+        with self._lock:
+            rows = (self._log(key) or _Log()).vectors.get(embedder, {})
+            wanted = set(rows if seqs is None else seqs) - {0}
+            return {seq: rows[seq] for seq in sorted(wanted & rows.keys())}
+
+    def put_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None:
+        with self._lock:
+            if (log := self._log(key)) is not None:
+                kept = {0, *(r.seq for r in log.records if not isinstance(r.body, Erased))}
+                new = {seq: data for seq, data in vectors.items() if seq in kept}
+                log.vectors.setdefault(embedder, {}).update(new)
+
+    def drop_vectors(self, key: SessionKey, embedder: str) -> None:
+        with self._lock:
+            (self._log(key) or _Log()).vectors.pop(embedder, None)
+
     def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
         with self._lock:
             self._log(key)  # checks the key, and that the store is open
@@ -226,8 +251,8 @@ class MemoryStore(BaseStore):
     def erase_owner(self, owner: str) -> bool:
         checked_key(SessionKey(owner, ""))
         with self._lock:
-            self._drop(frozenset(key for key in self._logs if key.owner == owner))
-            self._leases = {name: lease for name, lease in self._leases.items() if name[0].owner != owner}
+            keys = (*self._logs, *(key for key, _ in self._leases))  # a lease may be of a session that has no log
+            self._drop(frozenset(key for key in keys if key.owner == owner))
             self._items.pop(owner, None)
         return True
 

@@ -74,6 +74,7 @@ class SqlStore(SqlTables):
             if self._ready:
                 self._engine.dispose()
             self._ready, self._file = False, None
+            self._address.make_file()
             self._tried(self._create, alone=True)
             file = self._address.file
             if file != file_before:

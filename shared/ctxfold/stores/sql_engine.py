@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
@@ -91,16 +91,27 @@ class StoreAddress:
     serializable: bool = False
 
     @property
+    def path(self) -> str | None:
+        """Returns the path of the SQLite file; None where the URL has none."""
+        path = self.url.database
+        return None if not self.sqlite or self.in_memory or path is None or path.startswith("file:") else path
+
+    @property
     def file(self) -> tuple[int, int] | None:
         """Returns device and inode of the SQLite file at the path; None without such a file."""
-        path = self.url.database
-        if not self.sqlite or self.in_memory or path is None or path.startswith("file:"):
+        if self.path is None:
             return None
         try:
-            status = os.stat(path)
+            status = os.stat(self.path)
         except OSError:
             return None
         return status.st_dev, status.st_ino
+
+    def make_file(self) -> None:
+        """Makes a new SQLite file, which its owner alone may read. SQLite gives the files beside it the same mode."""
+        if self.path is not None:
+            with suppress(OSError):  # SQLite says what is wrong
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
 
     @property
     def proxied(self) -> bool:

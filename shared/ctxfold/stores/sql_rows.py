@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 500
 ERASED_ROWS = 5_000  # in one transaction, for which writers of SQLite wait
-ERASED_SESSIONS = 64  # at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,23 +164,23 @@ class Rows:
         self.remove(connection, SMALL_TABLES, owner)
 
     def left_over(self, connection: Driven, owner: str) -> list[SessionKey]:
-        """Returns some of the sessions of which only rows are left."""
+        """Returns sessions of which only rows are left: those that have the first such rows."""
         from ctxfold.stores.sql_schema import large_tables
 
         names = {
             str(row[0])
             for table in large_tables()
             for row in connection.execute(
-                f"SELECT DISTINCT t.session FROM {table} t WHERE t.owner = {self.mark} AND NOT EXISTS "
+                f"SELECT DISTINCT session FROM (SELECT t.session FROM {table} t WHERE t.owner = {self.mark} AND NOT EXISTS "
                 f"(SELECT 1 FROM ctxfold_sessions s WHERE s.owner = {self.mark} AND s.session = t.session) "
-                f"LIMIT {ERASED_SESSIONS}",
+                f"LIMIT {ERASED_ROWS}) AS first_rows",
                 (owner, owner),
             )
         }
         return [SessionKey(owner, name) for name in sorted(names)]
 
-    def remove_batch(self, connection: Driven, keys: Sequence[SessionKey]) -> bool:
-        """Removes some rows of sessions that are gone; False when nothing is left of them, or they were begun anew."""
+    def remove_batch(self, connection: Driven, keys: Sequence[SessionKey]) -> None:
+        """Removes some rows of sessions that are gone, unless they were begun anew."""
         from ctxfold.stores.sql_schema import large_tables
 
         mark, room = self.mark, ERASED_ROWS
@@ -197,7 +196,6 @@ class Rows:
                     (*key, *key),
                 ).rowcount
             self.remove(connection, ("ctxfold_sessions",), *key)
-        return room < ERASED_ROWS
 
     def remove_left_over(self, connection: Driven, key: SessionKey) -> None:
         """Removes the rows that an interrupted erasure left of a session that is begun anew."""

@@ -19,7 +19,7 @@ from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken
 from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
 from ctxfold.stores import sql_memory
 from ctxfold.stores.base import (
-    BaseStore,
+    VectorStore,
     checked_drafts,
     checked_items,
     checked_key,
@@ -65,7 +65,7 @@ class _Queue:
         self._lock.release()
 
 
-class SqlTables(BaseStore):
+class SqlTables(VectorStore):
     """Reads and writes tables that are there. Who makes them is for the derived class to say, in `_prepare`."""
 
     capabilities = StoreCapabilities(owner_index=True, vectors=True)
@@ -329,9 +329,6 @@ class SqlTables(BaseStore):
         rows = self._read(lambda c: c.execute(self._sql.embedders, tuple(key)).fetchall())
         return {str(embedder): bytes(data) for embedder, data in rows}
 
-    async def aembedders(self, key: SessionKey) -> Mapping[str, bytes]:
-        return await self.offload(self.embedders, key)
-
     def vectors(self, key: SessionKey, embedder: str, *, seqs: Sequence[int] | None = None) -> Mapping[int, bytes]:
         checked_key(key)
         place = (*key, embedder)
@@ -342,11 +339,6 @@ class SqlTables(BaseStore):
             return list(connection.execute(self._sql.vectors, place).fetchall())
 
         return {int(seq): bytes(data) for seq, data in self._read(work)}
-
-    async def avectors(
-        self, key: SessionKey, embedder: str, *, seqs: Sequence[int] | None = None
-    ) -> Mapping[int, bytes]:
-        return await self.offload(self.vectors, key, embedder, seqs=seqs)
 
     def put_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None:
         checked_key(key)
@@ -362,15 +354,9 @@ class SqlTables(BaseStore):
         if vectors:
             self._write(work)
 
-    async def aput_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None:
-        await self.offload_write(self.put_vectors, key, embedder, vectors)
-
     def drop_vectors(self, key: SessionKey, embedder: str) -> None:
         checked_key(key)
         self._write(lambda c: c.execute(self._sql.drop_vectors, (*key, embedder)))
-
-    async def adrop_vectors(self, key: SessionKey, embedder: str) -> None:
-        await self.offload_write(self.drop_vectors, key, embedder)
 
     # leases
 
@@ -446,8 +432,7 @@ class SqlTables(BaseStore):
         checked_key(SessionKey(owner, ""))
         self._write(lambda c: self._rows.hide_owner(c, owner))
         while keys := self._read(lambda c: self._rows.left_over(c, owner)):
-            while self._write(partial(self._rows.remove_batch, keys=keys)):
-                pass
+            self._write(partial(self._rows.remove_batch, keys=keys))
         return self._settled()
 
     def _settled(self) -> bool:

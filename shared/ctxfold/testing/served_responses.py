@@ -129,7 +129,12 @@ class Responses(ServedWire):
         if not items:
             return api_error(400, "One of 'input' or 'previous_response_id' must be provided.", param="input")
         refused = _sealed(items, stored=body.get("store") is not False)
-        message = refused or _parameters(body, items) or _reasoning(items) or _pairs(items)
+        message = (
+            refused
+            or _parameters(body, items)
+            or _reasoning(items, stored=body.get("store") is not False)
+            or _pairs(items)
+        )
         message = message or (_only_compacts(body) if api_request.path.endswith(_COMPACT_PATH) else _managed(body))
         if message is None or isinstance(message, ErrorReply):
             return message
@@ -425,8 +430,11 @@ def _managed(body: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _reasoning(items: Sequence[Item]) -> str | None:
-    """Checks that reasoning comes back with the item that followed it, and such an item with its reasoning."""
+def _reasoning(items: Sequence[Item], *, stored: bool) -> str | None:
+    """Checks that reasoning comes back with the item that followed it, and such an item with its reasoning.
+
+    Where nothing is stored, the item that followed may be without its id.
+    """
     seen: set[str] = set()
     for index, item in enumerate(items):
         identity = str(item.get("id", ""))
@@ -435,7 +443,10 @@ def _reasoning(items: Sequence[Item]) -> str | None:
         seen.add(identity)
         reasoned, replied = _REASONED.fullmatch(identity), _REPLIED.fullmatch(identity)
         if reasoned is not None:
-            following = _REPLIED.fullmatch(str(items[index + 1].get("id", ""))) if index + 1 < len(items) else None
+            follower = items[index + 1] if index + 1 < len(items) else {}
+            following = _REPLIED.fullmatch(str(follower.get("id", "")))
+            if not stored and "id" not in follower and follower.get("role", "assistant") == "assistant" and follower:
+                continue
             if following is None or following["reply"] != reasoned["reply"]:
                 return f"Item '{identity}' of type 'reasoning' was provided without its required following item."
         if replied is not None and f"rs_{replied['reply']}f" not in seen:

@@ -340,7 +340,10 @@ class StoreSuite(ABC):
         for key in (KEY, ann, anna):
             store.append(key, [_said("a")])
             store.remember(key.owner, [_item("i1", key.owner)])
+        unwritten = SessionKey("ann", "unwritten")
+        assert store.lease(unwritten, "work", "one", now_s=1_000, ttl_s=600)
         assert store.erase_owner("ann")
+        assert store.lease(unwritten, "work", "two", now_s=1_000, ttl_s=600)
         assert (store.sessions("ann"), store.sessions("anna")) == ((), ("s",))
         assert (_remembered(store), _remembered(store, "anna")) == ([], ["anna"])
 

@@ -53,10 +53,11 @@ def mark_stable(
     stable_messages: int | None,
     used_marks: int = 0,
 ) -> None:
-    """Marks the newest stable message, the head (system prompts, or else tools), and the head of the epoch.
+    """Marks the newest stable message, the end of the request before, the head (system prompts, or else tools), and the epoch's.
 
-    `blocks` holds the blocks of each message. Existing marks stay, and they and `used_marks` others count against the profile's
-    maximum; when marks are short, the newest message comes first, then the head.
+    A service looks for an earlier write a few blocks back from each mark, and a round of parallel calls has more than these: the
+    request before ended in front of the newest reply. `blocks` holds the blocks of each message. Existing marks stay, and they
+    and `used_marks` others count against the profile's maximum; when marks are short, the first of these have precedence.
     """
     name = rules.mark_field
     if name is None:
@@ -66,8 +67,10 @@ def mark_stable(
     count = len(messages) if stable_messages is None else stable_messages
     head = _leading(messages, lambda m: m.role == "system")
     epoch = _leading(messages, lambda m: m.role == "system" or m.kind != "message")
+    before = next((i for i in reversed(range(epoch, count)) if messages[i].role == "assistant"), epoch)
     candidates = (
         _last(of for of in blocks[:count]),
+        _last(blocks[epoch:before]),
         _last(blocks[:head]) or (tools[-1] if tools else None),
         _last(blocks[head:epoch]),
     )

@@ -117,7 +117,7 @@ def message_blocks(message: Message, profile: Profile, *, reasoning: bool = True
 
 
 def _citations(part: TextPart) -> list[object]:
-    extra = as_dict(json.loads(part.extra)) if part.extra is not None else {}
+    extra = as_dict(None if part.extra is None else json.loads(part.extra))
     return as_list(as_dict(extra.get(WIRE)).get("citations"))
 
 

@@ -87,6 +87,8 @@ def _block(block: Mapping[str, Any]) -> Part:
     kind = as_text(block.get("type"))
     if kind == "text":
         return TextPart(as_text(block.get("text")))
+    if kind == "thinking":  # Mistral's
+        return ReasoningPart("".join(as_text(chunk.get("text")) for chunk in as_dicts(block.get("thinking"))))
     return MediaPart(kind.removesuffix("_url") or "file", json.dumps(block, ensure_ascii=False))
 
 

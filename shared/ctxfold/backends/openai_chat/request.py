@@ -195,7 +195,7 @@ def _with_thinking(message: Message, content: object) -> object:
     for part in message.parts:
         match part:
             case ReasoningPart():
-                sealed = [] if part.details is None else json.loads(part.details)
+                sealed: list[dict[str, Any]] = [] if part.details is None else json.loads(part.details)
                 own = [
                     block for block in sealed if not _is_foreign(block) and not isinstance(block.get("thinking"), str)
                 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ctxfold.backends.openai_responses.items import Item, media_part
 from ctxfold.messages import MediaPart, ToolResultPart
-from ctxfold.validation import as_dict, as_dicts, as_list, as_text, json_object, read_json, strict_text
+from ctxfold.validation import as_dict, as_dicts, as_list, as_text, is_a, json_object, read_json, strict_text
 
 # what an item is called as a tool, and its fields that are the arguments of the call; an object alone is them
 CLIENT_TOOLS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -37,8 +37,8 @@ def client_call(item: Mapping[str, Any]) -> tuple[str, str, str] | None:
         return None
     name, fields = CLIENT_TOOLS[kind]
     values = {field: item[field] for field in fields if item.get(field) is not None}
-    alone = next(iter(values.values()), None) if len(fields) == 1 else None
-    arguments = alone if isinstance(alone, dict) else values
+    alone: object = next(iter(values.values()), None) if len(fields) == 1 else None
+    arguments = as_dict(alone) if is_a(alone, dict) else values
     identity = as_text(item.get("call_id")) or as_text(item.get("id"))
     return identity, name or as_text(item.get("name")), strict_text(arguments)
 
