@@ -337,11 +337,13 @@ def _extractive(task: _Task) -> Flow[Summary]:
 
 
 def _note(task: _Task) -> Summary:
-    """Returns a line that says how many messages are archived."""
+    """Returns a line that says how many messages are archived; nothing in place of a summary that did not say it."""
     earlier = [
         int(n[1]) for e in task.entries if e.message.kind == "summary" if (n := ARCHIVED_NOTE.search(e.message.text))
     ]
-    text = f"{HEADING}\n{len(task.new_messages) + sum(earlier)} earlier messages are archived."
+    if not (archived := len(task.new_messages) + sum(earlier)):
+        return _counted(task, "", "dropped", None, 0, len(task.found))
+    text = f"{HEADING}\n{archived} earlier messages are archived."
     return _counted(task, text, "truncate", None, 0, len(task.found))
 
 
