@@ -386,8 +386,6 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         session_id: the name of the session; None takes the run's `thread_id` (for a sub-agent, with its place in the graph), or
             else the id of the conversation's first message.
         owner: the user or tenant to whom the sessions belong.
-        owner_key: the key of `configurable` that names the owner of each run, in place of `owner`: one that no client can set,
-            such as "langgraph_auth_user_id" of LangGraph's server.
         summarizer: the writer of summaries: a chat model, its name for `init_chat_model` ("openai:gpt-5-mini"), or a backend;
             None is the model of the call.
         counter: a token counter; None is tiktoken's for the model.
@@ -395,7 +393,8 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
             pin_message, unpin_message, compact_history), False for none, or their names.
         settings: fields of `ctxfold.Policy`, such as `hard_ratio=0.8`; `policy`, `reply_reserve_tokens` (tokens kept free for
             the reply, by default a fifth of the window), `sections`, `strategy`, `prices` and `embedder` as `AgentContext`
-            takes them.
+            takes them. `owner_key` is the key of `configurable` that names the owner of each run, in place of `owner`: one
+            that no client can set, such as "langgraph_auth_user_id" of LangGraph's server.
 
     With a checkpointer, the session follows the checkpoints: see docs/langchain-agents.md. The middleware's name is
     "SummarizationMiddleware", so that it replaces the one of deepagents. One middleware serves many threads and tasks. `close`
