@@ -141,28 +141,6 @@ def test_a_note_that_was_tampered_with_is_not_followed(note: Any) -> None:
     assert from_langchain(shown).parts == plain.parts
 
 
-def test_the_notes_of_release_0_1_0_are_read() -> None:
-    thoughts = [{"at": 0, "length": 3, "signature": "s1"}, {"at": 5, "length": 3, "signature": "s2", "details": 1}]
-    message = AIMessage(
-        "firstthen",
-        id="r1",
-        tool_calls=[{"name": "t", "args": {}, "id": "c2"}, {"name": "t", "args": {}, "id": "c1"}],
-        additional_kwargs={
-            "reasoning_content": "onetwo",
-            "reasoning_details": [{"type": "x"}],
-            "ctxfold": {"thoughts": thoughts, "order": ["c1", "c2"]},
-        },
-    )
-    assert from_langchain(message).parts == (
-        ReasoningPart("one", "s1"),
-        TextPart("first"),
-        ReasoningPart("two", "s2", '[{"type": "x"}]'),
-        TextPart("then"),
-        ToolCallPart("c1", "t", "{}"),
-        ToolCallPart("c2", "t", "{}"),
-    )
-
-
 def test_a_streamed_turn_of_a_wrapped_model_goes_back_as_it_came() -> None:
     parts = (
         ReasoningPart("plan", None, '[{"type": "reasoning", "id": "rs_1"}]'),

@@ -44,7 +44,7 @@ BY_OWNER = {
         "DELETE FROM ctxfold_records WHERE owner = ? AND (session, seq) IN",
         *(f"DELETE FROM {table} WHERE owner = ?" for table in ("ctxfold_sessions", "ctxfold_memory", "ctxfold_leases")),
         *(
-            f"SELECT DISTINCT t.session FROM {table} t WHERE t.owner = ?"
+            f"SELECT DISTINCT session FROM (SELECT t.session FROM {table} t WHERE t.owner = ?"
             for table in ("ctxfold_postings", "ctxfold_records", "ctxfold_vectors")
         ),
     ),
