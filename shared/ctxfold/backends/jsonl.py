@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -33,7 +32,6 @@ _TEXT_KEYS = frozenset({"images", "output", "reasoning", "refusal", "text", "thi
 _NAME_KEYS = frozenset(
     {"block_type", "created_at", "date", "id", "model", "name", "object", "role", "status", "timestamp", "type"}
 )
-_PROSE = re.compile(r"[^\W\d_]\S*\s+\S*[^\W\d_]")  # two words
 _DATA_CHARS = 128  # no name and no digest is longer
 _WRITERS: Mapping[str, Callable[[Message], dict[str, Any]]] = {
     "anthropic_messages": anthropic_row,
@@ -104,6 +102,10 @@ def from_line(line: str, wire: str, new_id: Callable[[], str]) -> Message:
     return message
 
 
+def _is_prose(text: str) -> bool:
+    return sum(any(map(str.isalpha, word)) for word in text.split()) > 1
+
+
 def _check_kept(row: Mapping[str, Any], message: Message) -> None:
     """Raises MessageError for a line with text or data that its message does not have: none is dropped in silence."""
     kept = {text for _, text in _texts([asdict(part) for part in message.parts], nested=True)} | {message.name}
@@ -111,7 +113,7 @@ def _check_kept(row: Mapping[str, Any], message: Message) -> None:
     says = says_something(message)
     for place, text in _texts(row):
         *_, key = place.rsplit(".", 1)
-        told = not says or key in _TEXT_KEYS or not text.isascii() or len(text) > _DATA_CHARS or _PROSE.search(text)
+        told = not says or key in _TEXT_KEYS or not text.isascii() or len(text) > _DATA_CHARS or _is_prose(text)
         named = key in _NAME_KEYS and not place.startswith("audio.")  # the id of an answer that was spoken
         if told and not named and text.strip() and text.strip() not in whole:
             raise MessageError(

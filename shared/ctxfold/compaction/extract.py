@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
+from itertools import count as numbers
 from typing import NamedTuple, TypeAlias
 
 from ctxfold.compaction.excerpts import failure_lines, without_calls
@@ -94,7 +95,7 @@ class Sentence:
         words: its terms without the values.
         number: number of its message, 0 for one outside a session.
         message_id: id of that message.
-        place: its place among the sentences of the message.
+        place: its place among all sentences.
         worth: how much it tells.
         open_call: it is a tool call without a result.
     """
@@ -123,12 +124,13 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
     folded_speakers = frozenset(map(str.casefold, speakers))
     kept_lines = Counter(message_of(s)[1] for s in source_list if _is_kept_line(s))
     nobody = asked = _Speech("", "")
+    places = numbers()
     for source in source_list:
         message, number = message_of(source)
         tools |= {c.id: c.name for c in message.tool_calls}
         told = _told(source, speakers, tools, asked if len(speakers) <= 2 else nobody)
         share = _share(kept_lines[number]) if _is_kept_line(source) and message.role == "tool" else 1.0
-        for place, (speaker, said, factor) in enumerate(told):
+        for place, (speaker, said, factor) in zip(places, told, strict=False):
             text = f"{speaker}: {said}" if speaker else said
             values = frozenset(v.normal for v in scan(said)) - folded_speakers
             words = words_of(said)

@@ -328,7 +328,7 @@ def verbatim_lines(
         used += cost
         placed |= sentence.values | sentence.words
         chosen.append(sentence)
-    chosen.sort(key=lambda s: (s.number, s.message_id, s.place))
+    chosen.sort(key=lambda s: (s.number, s.place))
     return VerbatimLines(
         tuple(_shown(s, references) for s in chosen if s.message_id not in data),
         tuple(_shown(s, references) for s in chosen if s.message_id in data),
