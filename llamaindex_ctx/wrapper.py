@@ -656,14 +656,15 @@ class _IncomingMessages:
                 # an agent hands the same object to its memory later: a CtxMemory over this session then knows it
                 mark(message, **{ID_KEY: uuid.uuid4().hex})
         converted = answered(from_chat_messages(messages), UuidIds().new)
-        lead = next((i for i, m in enumerate(converted) if m.role != "system"), len(converted))
+        # in a list of system messages alone, the last one asks
+        lead = next((i for i, m in enumerate(converted) if m.role != "system"), max(0, len(converted) - 1))
         rest = converted[lead:]
         listed = tuple(m for m in rest if m.kind != "section")
         if run_key.session is not None:
             # the session has summaries of its own: one of a memory is an ordinary message there
             listed = tuple(replace(m, kind="message") for m in listed)
         if not listed:
-            raise EmptyMessagesError("no message to send besides system messages: give the user's")
+            raise EmptyMessagesError("no message to send: give at least one")
         injected = "\n\n".join(m.text for m in rest if m.kind == "section")
         prompts = converted[:lead]
         if any(m.id not in caller_ids for m in prompts):

@@ -3727,6 +3727,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "../../llamaindex_ctx/tool_rounds.py",
         (
+            "a_trimmed_list_is_refused_for_its_first_result",
+            'if any(m.role != "tool" for m in messages) else None',
+            'if any(m.role == "assistant" for m in messages) else None',
+            "faces/test_results_without_ids.py",
+        ),
+        (
             "a_result_that_comes_twice_is_told_twice",
             'if content_key(message) not in {content_key(m) for m in pairs if m.role == "tool"}:',
             "if True:",
@@ -3751,6 +3757,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_result_without_an_id_is_matched_by_tool_alone",
             "    for index in nameless:\n",
             "    for index in ():\n",
+            "faces/test_results_without_ids.py",
+        ),
+        (
+            "a_result_under_an_unknown_id_of_a_round_that_ended_answers_nothing",
+            "if ended or calls.may_be_any(result) else []",
+            "if calls.may_be_any(result) else []",
             "faces/test_results_without_ids.py",
         ),
         (
