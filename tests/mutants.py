@@ -3740,6 +3740,24 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "session_state.py",
+        (
+            "a_snapshot_of_a_newer_release_stops_its_session",
+            "except StoreFormatError:  # of a newer release",
+            "except HeadMovedError:  # of a newer release",
+            "stores/test_newer_records.py",
+        ),
+    ),
+    *_of(
+        "engine/erase.py",
+        (
+            "a_snapshot_of_a_newer_release_stops_an_erasure",
+            "except StoreFormatError:  # of a newer release",
+            "except HeadMovedError:  # of a newer release",
+            "stores/test_newer_records.py",
+        ),
+    ),
+    *_of(
         "history/cuts.py",
         (
             "a_result_does_not_find_its_numbered_call",
