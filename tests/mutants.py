@@ -3740,6 +3740,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "../../langchain_ctx/history.py",
+        (
+            "a_history_stops_at_an_id_that_comes_twice",
+            "except MessageConflictError:",
+            "except StoreError:",
+            "langchain/test_history.py",
+        ),
+    ),
+    *_of(
         "session_state.py",
         (
             "a_snapshot_of_a_newer_release_stops_its_session",
