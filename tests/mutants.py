@@ -3740,6 +3740,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *_of(
+        "../../llamaindex_ctx/wrapper.py",
+        (
+            "an_edited_copy_in_a_list_stops_the_llm",
+            "answered(with_distinct_ids(from_chat_messages(messages), new_id), new_id)",
+            "answered(from_chat_messages(messages), new_id)",
+            "llamaindex/test_whole_lists.py",
+        ),
+    ),
+    *_of(
         "../../langchain_ctx/history.py",
         (
             "a_history_stops_at_an_id_that_comes_twice",
