@@ -20,7 +20,7 @@ from ctxfold.history.records import SessionKey
 from ctxfold.protocols import Reply, Request, TokenCounter
 from ctxfold.stream import Fold, StreamPiece
 from ctxfold.validation import warn_caller
-from langchain_ctx.message_lists import name_refusals, prompt_text
+from langchain_ctx.message_lists import leading_count, name_refusals, prompt_text
 from langchain_ctx.messages import all_from_langchain, given_ids
 from langchain_ctx.session_routing import Address
 from langchain_ctx.tools import choice, specs, with_answer_format
@@ -55,11 +55,9 @@ def turn_input_of(key: SessionKey, messages: Sequence[BaseMessage], options: Opt
     if not messages:
         raise EmptyMessagesError("no message to send: give at least one")
     name_refusals(messages)
-    lead = next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
+    lead = leading_count(messages)
     # summaries are the session's own
     rest = tuple(m for m in all_from_langchain(messages[lead:]) if m.kind == "message")
-    if not rest:
-        raise EmptyMessagesError("a session needs more than system messages: add the user's message")
     prompts = tuple(map(prompt_text, messages[:lead])) or None
     return TurnInput(key, rest, options, prompts, given_ids=given_ids(messages), reply_id=reply_id)
 

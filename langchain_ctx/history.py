@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeAlias, Unpack
 
@@ -14,14 +15,14 @@ from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, message_to_dict
 
 from ctxfold._lifecycle import Closing, SharesSessions
-from ctxfold.effects import Flow, flow_of
+from ctxfold.effects import Flow, StoreCall, flow_of
 from ctxfold.engine.calibrate import calibrate_from_reply
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
-from ctxfold.errors import ConfigError, CtxWarning, EmptyMessagesError, StoreError
-from ctxfold.history.records import SessionKey
+from ctxfold.errors import ConfigError, CtxWarning, EmptyMessagesError, MessageConflictError, StoreError
+from ctxfold.history.records import MessageAdded, SessionKey
 from ctxfold.history.view import View
-from ctxfold.messages import Message, is_final
+from ctxfold.messages import Message, content_key, is_final
 from ctxfold.protocols import Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
@@ -240,12 +241,25 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         try:
             if (reply := self._reply_to_shown(new)) is not None:
                 yield from self._learn(new, reply, engine)
-            yield from flow_of(AgentContext.add)(context, new, skip_orphans=True)
+            try:
+                yield from flow_of(AgentContext.add)(context, new, skip_orphans=True)
+            except MessageConflictError:  # ids that say nothing, such as "0" for each message
+                new = yield from self._with_own_ids(context, new)
+                yield from flow_of(AgentContext.add)(context, new, skip_orphans=True)
         except StoreError as error:
             self._failures.keep(self._key, error, len(new))
             raise
         self._snapshot = None
         return unasked
+
+    def _with_own_ids(self, context: AgentContext, new: Sequence[Message]) -> Flow[list[Message]]:
+        """Returns the messages with another id for each whose id has another content here or in the session."""
+        found = yield from StoreCall(Store.find, self._key, [f"m:{m.id}" for m in new])
+        taken = {r.body.message.id: content_key(r.body.message) for r in found if isinstance(r.body, MessageAdded)}
+        return [
+            m if taken.setdefault(m.id, content_key(m)) == content_key(m) else replace(m, id=context.new_id())
+            for m in new
+        ]
 
     def _reply_to_shown(self, new: Sequence[Message]) -> int | None:
         """Returns the place of the first reply, if its request began with the messages that were read here; else None."""

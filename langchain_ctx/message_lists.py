@@ -137,8 +137,8 @@ class LangChainList:
 
 
 def leading_count(messages: Sequence[BaseMessage]) -> int:
-    """Returns the number of system messages at the beginning of a list."""
-    return next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
+    """Returns the number of system messages that head a list; in a list of nothing else, the last one asks."""
+    return next((i for i, m in enumerate(messages) if m.type != "system"), max(0, len(messages) - 1))
 
 
 def prompt_text(message: BaseMessage) -> str:

@@ -202,7 +202,7 @@ _new_id = UuidIds().new
 
 def all_from_langchain(messages: Iterable[BaseMessage], *, new_id: Callable[[], str] = _new_id) -> list[Message]:
     """Converts the messages of a list, with each tool result under the id of the call that it answers."""
-    return with_known_calls([from_langchain(m, new_id=new_id) for m in messages])
+    return with_known_calls([from_langchain(m, new_id=new_id) for m in messages], ended=True)
 
 
 def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _new_id) -> Message:

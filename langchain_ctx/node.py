@@ -260,10 +260,9 @@ def _is_one(messages: object) -> bool:
 
 def _conversation(messages: Sequence[BaseMessage]) -> LangChainList:
     """Returns the list without its leading system messages."""
-    leading = leading_count(messages)
-    if leading == len(messages):
-        raise EmptyMessagesError("a session needs more than system messages: add the user's message")
-    return LangChainList(messages[leading:])
+    if not messages:
+        raise EmptyMessagesError("no message to send: give at least one")
+    return LangChainList(messages[leading_count(messages) :])
 
 
 def _agreeing(

@@ -26,7 +26,7 @@ def paired(
 
     An agent that returns one tool's output directly drops the results of its parallel calls: those are answered by a note
     for the model that says so. Calls of the last round may still wait; `waiting` are those of the batch before.
-    No service takes a result that answers no call. In a batch with replies it becomes a user message behind the round: code
+    No service takes a result that answers no call. In a batch with other messages it becomes a user message behind the round: code
     agents call in plain text, and a workflow goes on with the tools of a run that was cancelled. A result that is there already
     is left out. `stray` says what becomes of every such result, and there it keeps its place: calls that still wait are answered
     by the note.
@@ -36,7 +36,7 @@ def paired(
     caller_id = ""
     late: list[Message] = []
     round_start = 0
-    instead = stray or (as_text if any(m.role == "assistant" for m in messages) else None)
+    instead = stray or (as_text if any(m.role != "tool" for m in messages) else None)
     messages = with_known_calls(messages, waiting)
     for message in _gathered(messages) if stray is None else messages:
         if message.role == "tool":

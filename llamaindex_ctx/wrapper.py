@@ -64,7 +64,7 @@ from llamaindex_ctx.llm_calls import (
     is_output_class,
 )
 from llamaindex_ctx.memory_factory import source_of
-from llamaindex_ctx.messages import chat_messages, from_chat_messages
+from llamaindex_ctx.messages import chat_messages, from_chat_messages, with_distinct_ids
 from llamaindex_ctx.metadata import ID_KEY, NEWEST_KEY, mark
 from llamaindex_ctx.reasoning import check_reasoning, returning
 from llamaindex_ctx.retrieval import as_embedder
@@ -655,15 +655,17 @@ class _IncomingMessages:
             if message.role == MessageRole.TOOL and ID_KEY not in message.additional_kwargs:
                 # an agent hands the same object to its memory later: a CtxMemory over this session then knows it
                 mark(message, **{ID_KEY: uuid.uuid4().hex})
-        converted = answered(from_chat_messages(messages), UuidIds().new)
-        lead = next((i for i, m in enumerate(converted) if m.role != "system"), len(converted))
+        new_id = UuidIds().new
+        converted = answered(with_distinct_ids(from_chat_messages(messages), new_id), new_id)
+        # in a list of system messages alone, the last one asks
+        lead = next((i for i, m in enumerate(converted) if m.role != "system"), max(0, len(converted) - 1))
         rest = converted[lead:]
         listed = tuple(m for m in rest if m.kind != "section")
         if run_key.session is not None:
             # the session has summaries of its own: one of a memory is an ordinary message there
             listed = tuple(replace(m, kind="message") for m in listed)
         if not listed:
-            raise EmptyMessagesError("no message to send besides system messages: give the user's")
+            raise EmptyMessagesError("no message to send: give at least one")
         injected = "\n\n".join(m.text for m in rest if m.kind == "section")
         prompts = converted[:lead]
         if any(m.id not in caller_ids for m in prompts):

@@ -17,6 +17,7 @@ from ctxfold.errors import (
     HeadMovedError,
     SessionNotFoundError,
     StoreCorruptError,
+    StoreFormatError,
     StoreUnavailableError,
     TurnClosedError,
 )
@@ -396,7 +397,11 @@ def _fold_from(key: SessionKey, at: int, undone: frozenset[str], ports: Ports) -
     records = yield from StoreCall(Store.read, key, after=max(0, at - 1))
     state = SessionState(key, ports.counter.count)
     if at and records:
-        state = yield from _loaded(key, at, records[0], ports)
+        try:
+            state = yield from _loaded(key, at, records[0], ports)
+        except StoreFormatError:  # of a newer release: what it says is in the log too
+            earlier = yield from StoreCall(Store.snapshot_before, key, at)
+            return (yield from _fold_from(key, earlier, undone, ports))
         state.head_id = records[0].id
     state.undone |= undone
     state.read_upto = records[-1].seq if records else 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
@@ -13,12 +15,14 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
+from pydantic import SecretStr
 
 from ctxfold import AgentContext, Message, assistant, tool_result, user
 from ctxfold.history.cuts import with_known_calls
 from ctxfold.messages import ToolCallPart
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import CtxChatMessageHistory, from_langchain
+from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory, from_langchain
+from langchain_ctx import with_context as wrapped_model
 from langchain_ctx.message_lists import LangChainList, converted_from
 from llamaindex_ctx import CtxChatStore, CtxMemory, CtxMemoryBlock, with_context
 from tests.llamaindex.served_llm import stock_llm
@@ -42,7 +46,8 @@ def answered(messages: list[Message]) -> list[str]:
         ([("c1", "look"), ("c2", "look")], [("look", None), ("look", None)], ["c1", "c2"]),
         ([("c1", "look"), ("c2", "find")], [("", None), ("", None)], ["c1", "c2"]),
         ([("c1", "look"), ("c2", "look")], [("??", "look"), ("c1", None)], ["c2", "c1"]),
-        ([("c1", "look"), ("c2", "find")], [("??", None), ("", "look")], ["??", "c1"]),
+        ([("c1", "look"), ("c2", "find")], [("??", None), ("", "look")], ["c2", "c1"]),
+        ([("c1", "look"), ("c2", "look")], [("?1", None), ("?2", None)], ["c1", "c2"]),
         ([("0", "look"), ("0#1", "look")], [("0", None), ("0", None)], ["0", "0#1"]),
         ([("c1", "look")], [("c1", None), ("c1", None)], ["c1", "c1"]),
         ([("c1", "look")], [("c1", None), ("??", None)], ["c1", "??"]),
@@ -143,12 +148,55 @@ def test_l3_a_langchain_history_pairs_them(result_id: str, one_by_one: bool) -> 
             waiting = [call["id"] for call in message.tool_calls]
 
 
+@pytest.mark.parametrize("face", ["wrapper", "chat", "node", "middleware"])
+@pytest.mark.parametrize("ids", [("??", "?!"), ("", "??"), ("c1", "??")])
+def test_l3_results_under_unknown_ids_at_the_end_of_a_list_reach_the_model(face: str, ids: tuple[str, str]) -> None:
+    calls: list[Any] = [{"name": "look", "args": {}, "id": i, "type": "tool_call"} for i in ("c1", "c2")]
+    results = [ToolMessage(f"FOUND {n}", tool_call_id=i) for n, i in enumerate(ids)]
+    said = [HumanMessage("q"), AIMessage("", tool_calls=calls), *results]
+    with ModelServer(script=lambda _: Scripted("done"), context_window=8_000) as server, ExitStack() as opened:
+        model = opened.enter_context(ChatCtx(model="m", base_url=server.base_url, api_key=SecretStr("x")))
+        settings: Any = {"context_window": 8_000, "store": "memory://"}
+        config: Any = {"configurable": {"thread_id": "t"}}
+        match face:
+            case "wrapper":
+                opened.enter_context(wrapped_model(model, session_id="t", **settings)).invoke(said)
+            case "chat":
+                chat = ChatCtx(model="m", base_url=server.base_url, api_key=SecretStr("x"), session="t", **settings)
+                opened.enter_context(chat).invoke(said)
+            case "node":
+                (opened.enter_context(ContextNode(**settings)) | model).invoke(said, config)
+            case _:
+                middleware = opened.enter_context(ContextMiddleware(**settings))
+                create_agent(model, [], middleware=[middleware]).invoke({"messages": said}, config)
+        (body,) = [r.body for r in server.requests]
+    told = [(m["tool_call_id"], m["content"]) for m in body["messages"] if m["role"] == "tool"]
+    assert told == [("c1", "FOUND 0"), ("c2", "FOUND 1")]
+
+
 def test_l3_a_list_of_a_graph_reads_each_message_as_the_whole_list_does() -> None:
     given = langchain_run("")
     incoming, whole = LangChainList(given), converted_from(given, 0)
     assert [incoming.message(i) for i in range(len(given))] == whole
     assert [converted_from(given, i)[0] for i in range(len(given))] == whole
     assert from_langchain(given[0]) == whole[0]
+
+
+@pytest.mark.parametrize("face", ["wrapper", "set", "put_messages"])
+def test_l3_a_trimmed_list_may_begin_with_a_result(face: str) -> None:
+    """A list that its keeper cut inside a round: the result of a call that is gone is told as text."""
+    cut = [named_by_tool("gone", "FOUND IT"), ChatMessage(role="user", content="so?")]
+    with ModelServer(script=[Scripted("yes")]) as server:
+        stock = OpenAILike(model="m", api_base=server.base_url, api_key="x", context_window=8_000, is_chat_model=True)
+        with with_context(stock) as llm, CtxMemory.from_defaults("s", context_window=8_000) as memory:
+            if face == "wrapper":
+                llm.chat(cut)
+            else:
+                getattr(memory, face)(cut)
+                stock.chat(memory.get())
+        sent = server.requests[-1].body["messages"]
+    assert [m["role"] for m in sent] == ["user", "user"]
+    assert "FOUND IT" in sent[0]["content"]
 
 
 def test_l3_a_result_under_another_id_is_no_answer_to_a_call_with_an_id() -> None:

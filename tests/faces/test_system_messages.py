@@ -12,11 +12,14 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai_like import OpenAILike
 from pydantic import Field
 
 from ctxfold import AgentContext, Message, ScriptedBackend, StrategyError, assistant, system, user
+from ctxfold.testing import ModelServer, Scripted
 from langchain_ctx import ContextMiddleware, ContextNode, with_context
 from llamaindex_ctx import CtxMemory
+from llamaindex_ctx import with_context as wrapped_llm
 from tests.support.driven import COUNTER, context
 
 pytestmark = [pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")]
@@ -125,6 +128,43 @@ def test_l1_a_conversation_with_system_messages_in_each_turn_goes_on(
             assert any(text.endswith(question(turn - 1)) for _, text in shown), "and the turn before it"
     if kind == "the same":  # what is left out costs nothing
         assert sum(role in ("human", "user") for role, _ in seen[-1]) > TURNS // 2
+
+
+@pytest.mark.parametrize("face", ["wrapper", "node", "middleware"])
+def test_l1_a_list_of_system_messages_and_answers_is_asked(face: str) -> None:
+    """Each turn hands in one instruction, from the first one on, as the plain models take it."""
+    model, said = recorder(), list[Any]()
+    settings: Any = {"context_window": WINDOW, "store": "memory://"}
+    with (
+        with_context(model, session_id="s", **settings) as chat,
+        ContextNode(session_id="s", **settings) as node,
+        ContextMiddleware(**settings) as middleware,
+    ):
+        agent: Any = create_agent(model, [], middleware=[middleware])
+        for turn in range(40):
+            said.append(SystemMessage(RULES + question(turn)))
+            asked = len(model.seen)
+            match face:
+                case "wrapper":
+                    said.append(chat.invoke(said))
+                case "node":
+                    said.append(model.invoke(node.invoke(said)))
+                case _:
+                    found = agent.invoke({"messages": said}, {"configurable": {"thread_id": "t"}})
+                    said.append(found["messages"][-1])
+            assert any(text.endswith(question(turn)) for shown in model.seen[asked:] for _, text in shown)
+
+
+def test_l1_a_list_of_system_messages_is_asked_of_a_wrapped_llm() -> None:
+    said = list[ChatMessage]()
+    with ModelServer(script=lambda _: Scripted("noted"), context_window=WINDOW) as server:
+        stock = OpenAILike(model="m", api_base=server.base_url, api_key="x", context_window=WINDOW, is_chat_model=True)
+        with wrapped_llm(stock) as llm:
+            for turn in range(40):
+                said.append(ChatMessage(role="system", content=RULES + question(turn)))
+                asked = len(server.requests)
+                said.append(llm.chat(said).message)
+                assert question(turn) in str([r.body for r in server.requests[asked:]])
 
 
 def test_l1_a_summarizer_may_drop_older_system_messages_and_not_the_newest() -> None:

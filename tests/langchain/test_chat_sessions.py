@@ -314,7 +314,6 @@ def test_bad_input_leaves_the_session_as_it_was(chat: ChatCtx, echoing: ModelSer
     chat.invoke([HumanMessage("before", id="h1")])
     cases: list[tuple[list[BaseMessage], type[Exception]]] = [
         ([], EmptyMessagesError),
-        ([SystemMessage("only")], EmptyMessagesError),
         ([ToolMessage("x", tool_call_id="nope")], OrphanToolResultError),
         ([HumanMessage(WORDS * 500)], MessageTooLargeError),
     ]

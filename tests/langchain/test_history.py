@@ -27,7 +27,6 @@ from ctxfold import (
     HistoryCompacted,
     InvalidTextError,
     MemoryStore,
-    MessageConflictError,
     MessageTooLargeError,
     OrphanToolResultError,
     PinBudgetError,
@@ -144,9 +143,16 @@ def test_messages_are_recognised_by_id_and_kept_once() -> None:
         history.add_messages(turn(1, ids=True))
         history.add_messages([*turn(1, ids=True), HumanMessage("next")])
         assert contents(history.messages) == [words(1), "Noted 1.", "next"]
-        with pytest.raises(MessageConflictError, match="'h1'"):
-            history.add_messages([HumanMessage("other", id="h1")])
-        assert contents(history.messages)[-1] == "next"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_l2_messages_that_all_have_one_id_are_each_stored(at_once: bool) -> None:
+    """As LangChain's own histories store them."""
+    said = [m for n in range(40) for m in (HumanMessage(f"q{n}", id="0"), AIMessage(f"a{n}", id="0"))]
+    with CtxChatMessageHistory("s", context_window=8_000) as history:
+        for part in [said] if at_once else [said[i : i + 2] for i in range(0, len(said), 2)]:
+            history.add_messages(part)
+        assert [m.text for m in history.context.messages()] == contents(said)
 
 
 def test_a_whole_conversation_handed_back_adds_only_what_is_new() -> None:

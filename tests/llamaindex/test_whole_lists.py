@@ -11,13 +11,15 @@ from typing import Any, TypeAlias
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.base.llms.types import ChatMessage, LLMMetadata
+from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, TextBlock
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine, SimpleChatEngine
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.llms.openai_like import OpenAILike
 
-from llamaindex_ctx import CtxMemory
+from ctxfold.testing import ModelServer, Scripted
+from llamaindex_ctx import CtxMemory, with_context
 from tests.llamaindex.scripted_agents import Script, add, selecting
 from tests.llamaindex.talk import bot, calling, contents, result, user
 from tests.llamaindex.twins import Driver
@@ -244,3 +246,22 @@ async def test_what_stands_beside_a_message_is_not_lost(call: Driver) -> None:
         assert dict((await call(memory, "get_all"))[-1].additional_kwargs) == {"rating": 5}
         await call(memory, "set", [asked(0), answered(0), asked(1)])
         assert dict((await call(memory, "get_all"))[1].additional_kwargs) == {"rating": 5}
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_l2_an_edited_copy_of_a_message_in_a_list_is_another_message(session: str | None) -> None:
+    """A copy carries the id of its original in its `additional_kwargs`; LlamaIndex itself reads no ids."""
+    with (
+        CtxMemory.from_defaults("m", context_window=4_000) as memory,
+        ModelServer(script=lambda _: Scripted("ok")) as server,
+    ):
+        memory.put_messages([ChatMessage(role="user", content="one"), ChatMessage(role="assistant", content="yes")])
+        said = memory.get()
+        first = said[0]
+        stock = OpenAILike(model="m", api_base=server.base_url, api_key="x", context_window=4_000, is_chat_model=True)
+        with with_context(stock, session_id=session, store="memory://" if session else None) as llm:
+            for number in range(4):
+                said.append(first.model_copy(update={"blocks": [TextBlock(text=f"copy {number}")]}))
+                said.append(llm.chat(said).message)
+        asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
+    assert asked == ["one", *(f"copy {n}" for n in range(4))]

@@ -377,9 +377,9 @@ def test_an_llm_that_keeps_its_context_already() -> None:
         with_context(once)
 
 
-def test_system_messages_alone_ask_nothing() -> None:
-    with pytest.raises(EmptyMessagesError, match="give the user's"):
-        with_context(MockLLM(), context_window=8_000).chat([ChatMessage(role="system", content="Be nice.")])
+def test_an_empty_list_asks_nothing() -> None:
+    with pytest.raises(EmptyMessagesError, match="at least one"):
+        with_context(MockLLM(), context_window=8_000).chat([])
 
 
 def test_one_out_of_a_dict_says_how_to_make_it() -> None:

@@ -28,7 +28,7 @@ from ctxfold import (
     assistant,
     user,
 )
-from ctxfold.history.records import PolicyChanged, Unknown, decode_body, encode_body
+from ctxfold.history.records import PolicyChanged, SnapshotTaken, Unknown, decode_body, encode_body
 from tests.support.driven import context
 
 KEY = SessionKey("default", "s")
@@ -95,6 +95,34 @@ def test_v2_a_record_of_a_newer_release_is_read(what: str, tmp_path: Path) -> No
         kept = next(r for r in store.read(KEY) if r.id == "m:new")
         if isinstance(kept.body, Unknown):
             assert json.loads(encode_body(kept.body)) == json.loads(text)
+
+
+@pytest.mark.parametrize("erases", [False, True])
+@pytest.mark.parametrize("what", ["a version", "a message of a new record"])
+def test_v2_a_snapshot_of_a_newer_release_is_passed_over(what: str, erases: bool, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    before = filled(url)
+    with SqlStore(url) as store, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CtxWarning)
+        with talk(store) as ctx:
+            snapshots = [r.body.state for r in store.read(KEY) if isinstance(r.body, SnapshotTaken)]
+        value = json.loads(snapshots[-1])
+        if what == "a version":
+            value = {"version": 9, "mood": "calm"}
+        else:
+            text = json.dumps({"kind": "mood_told", "message": {"id": "new"}})
+            head = store.append(KEY, [Draft("m:new", Unknown("mood_told", text), None, 1.0)])[-1].seq
+            value["live"].append(["new", head, 0, 5, 0])
+        newer = SnapshotTaken(json.dumps(value, separators=(",", ":")))
+        store.append(KEY, [Draft("s:newer", newer, None, 1.0)])
+        with talk(store) as ctx:
+            assert list(ctx.messages()) == before
+            assert ctx.send("go on").message.text
+            if erases:
+                ctx.erase("u3")
+        with talk(store) as again:
+            assert [m.id for m in again.messages()][:3] == ["u0", "a0", "u1"]
+            assert ("u3" in [m.id for m in again.messages()]) != erases
 
 
 def test_v2_each_is_said_once() -> None:

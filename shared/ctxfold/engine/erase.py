@@ -14,7 +14,7 @@ from ctxfold.compaction.summarize import as_message, summarize
 from ctxfold.effects import Call, Flow, StoreCall, run
 from ctxfold.engine.archive import origins_of
 from ctxfold.engine.engine import Engine
-from ctxfold.errors import HeadMovedError, MessageErasedError, MessageError, StoreUnavailableError
+from ctxfold.errors import HeadMovedError, MessageErasedError, MessageError, StoreFormatError, StoreUnavailableError
 from ctxfold.events import MessagesErased
 from ctxfold.history.edits import PROMPT_ID
 from ctxfold.history.log import SessionState
@@ -41,7 +41,7 @@ from ctxfold.history.records import (
     shown_in,
 )
 from ctxfold.history.sections import section_note
-from ctxfold.history.snapshot import OpenSlots, Slot, Snapshot, parse_snapshot, stored_message
+from ctxfold.history.snapshot import NEWER_SNAPSHOT, OpenSlots, Slot, Snapshot, parse_snapshot, stored_message
 from ctxfold.history.terms import sentences
 from ctxfold.history.view import Entry
 from ctxfold.inspect.explain import original_record
@@ -100,7 +100,10 @@ class Scrub:
             case Unknown() if self.emptied:
                 return Erased(())  # it may quote what is erased
             case SnapshotTaken(state=text) if self.emptied:
-                return SnapshotTaken(self._snapshot(parse_snapshot(text)).model_dump_json())
+                try:
+                    return SnapshotTaken(self._snapshot(parse_snapshot(text)).model_dump_json())
+                except StoreFormatError:  # of a newer release: it may quote what is erased
+                    return SnapshotTaken(NEWER_SNAPSHOT)
             case other:
                 return other
 

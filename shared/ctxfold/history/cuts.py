@@ -255,13 +255,16 @@ def _with_results_together(messages: Sequence[Message], waiting: Collection[str]
     return ordered + between
 
 
-def with_known_calls(messages: Sequence[Message], waiting: Sequence[ToolCallPart] = ()) -> list[Message]:
+def with_known_calls(
+    messages: Sequence[Message], waiting: Sequence[ToolCallPart] = (), *, ended: bool = False
+) -> list[Message]:
     """Returns the messages with each result under the id of the call that it answers.
 
     Some services give their calls no ids, the tool's name, or one number for all. A result whose id no call has answers a call of
-    its round that has no other result: the first of its tool, else the first, unless both have ids of their own. `waiting` are the
-    calls that are open before the list: other results of their round may be stored already, so that an id of its own names no call
-    of theirs. A result under the id of a call that is answered already stays as it is.
+    its round that has no other result: the first of its tool, else the first, unless both have ids of their own and the list ends
+    there, so that more results may come; with `ended` none do. `waiting` are the calls that are open before the list: other
+    results of their round may be stored already, so that an id of its own names no call of theirs. A result under the id of an
+    answered call stays as it is.
     """
     known = {c.id for m in messages for c in m.tool_calls} | {c.id for c in waiting}
     matched, unmatched, unanswered, called = [*messages], list[int](), _Unanswered(waiting), False
@@ -274,9 +277,9 @@ def with_known_calls(messages: Sequence[Message], waiting: Sequence[ToolCallPart
             elif result.call_id not in known and (called or unanswered.may_be_any(result)):
                 unmatched.append(index)
         elif message.role == "assistant" and message.visibility != "user":
-            _match_by_tool(matched, unmatched, unanswered)
+            _match_by_tool(matched, unmatched, unanswered, ended=True)
             unmatched, unanswered, called = [], _Unanswered(message.tool_calls), True
-    _match_by_tool(matched, unmatched, unanswered)
+    _match_by_tool(matched, unmatched, unanswered, ended=ended or not messages or messages[-1].role != "tool")
     return matched
 
 
@@ -306,14 +309,14 @@ class _Unanswered:
         return not result.call_id or ("name", result.call_id) in self._places or (self._made_ids and bool(self._free))
 
 
-def _match_by_tool(messages: list[Message], indices: Sequence[int], calls: _Unanswered) -> None:
+def _match_by_tool(messages: list[Message], indices: Sequence[int], calls: _Unanswered, *, ended: bool) -> None:
     """Binds the results at `indices` to calls without one: by the tool's name, also where it is the id, then by order."""
     nameless = list[int]()
     for index in indices:
         result = messages[index].tool_results[0]
         call = calls.take("name", result.name or result.call_id) or calls.take("name", result.call_id)
         if call is None:
-            nameless += [index] if calls.may_be_any(result) else []
+            nameless += [index] if ended or calls.may_be_any(result) else []
         else:
             messages[index] = _answering(messages[index], call)
     for index in nameless:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Annotated, Any, Literal, cast
@@ -14,6 +15,7 @@ from ctxfold.history.log import OpenTurn, SessionState
 from ctxfold.history.records import (
     Calibrated,
     Compacted,
+    Erased,
     GoalSet,
     MessageAdded,
     MessageInserted,
@@ -23,12 +25,15 @@ from ctxfold.history.records import (
     Restored,
     SessionKey,
     Subgoal,
+    Unknown,
     shown_in,
 )
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Usage
 
 SNAPSHOT_VERSION = 1
+NEWER_SNAPSHOT = f'{{"version":{SNAPSHOT_VERSION + 1}}}'  # nothing is left of it: readers pass it over
+_VERSION = re.compile(r'\{"version":(\d{1,9})\b')
 REVERTIBLE_KEPT = 256
 
 
@@ -145,15 +150,15 @@ def dump_state(state: SessionState, counter_id: str) -> str:
 
 def parse_snapshot(text: str) -> Snapshot:
     """Returns the parsed snapshot. Raises StoreFormatError for a newer version, StoreCorruptError for damage."""
+    version = _VERSION.match(text)
+    if version and int(version[1]) > SNAPSHOT_VERSION:
+        raise StoreFormatError(
+            f"snapshot has version {version[1]}, this ctxfold reads up to {SNAPSHOT_VERSION}: upgrade ctxfold"
+        )
     try:
-        snapshot = Snapshot.model_validate_json(text)
+        return Snapshot.model_validate_json(text)
     except ValidationError as error:
         raise StoreCorruptError(f"a snapshot cannot be read: {error.errors()[0]['msg']}") from None
-    if snapshot.version > SNAPSHOT_VERSION:
-        raise StoreFormatError(
-            f"snapshot has version {snapshot.version}, this ctxfold reads up to {SNAPSHOT_VERSION}: upgrade ctxfold"
-        )
-    return snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,8 @@ class _Loader:
         record = self.records.get(shown_seq or seq)
         message = None if record is None else message_in(record, message_id, shown=bool(shown_seq))
         if message is None:
+            if record is not None and (isinstance(record.body, Unknown) or record.body == Erased(())):
+                raise StoreFormatError(f"record {record.seq} holds a message in a form of its own: upgrade ctxfold")
             raise StoreCorruptError(f"record {shown_seq or seq} with message {message_id!r} is missing from the store")
         if not number and not shown_seq and record is not None:
             number = record.number
