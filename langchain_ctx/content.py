@@ -71,7 +71,7 @@ def _part_and_layout(block: str | dict[Any, Any], role: Role, calls: Collection[
         part = ReasoningPart(thought, signature if isinstance(signature, str) else None)
         return part, ["r", kind, _rest(block, "type", kind), len(thought)]
     if isinstance(thought, list):
-        return ReasoningPart(thought_text(thought)), ["x", dict(block)]
+        return ReasoningPart(thought_text(cast("list[Any]", thought))), ["x", dict(block)]
     if kind == "tool_call":
         shown = ["c", block["id"], _rest(block, "type", "id", "name", "args")] if block.get("id") in calls else None
         return None, shown or ["x", dict(block)]

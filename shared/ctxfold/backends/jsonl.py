@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
@@ -130,7 +130,8 @@ def _texts(value: Any, place: str = "", *, nested: bool = False) -> Iterator[tup
                 if nested and not isinstance(inner := json.loads(value), str):
                     yield from _texts(inner, place, nested=True)
         case dict() | list():
-            held = cast("dict[str, Any]", value).items() if isinstance(value, dict) else enumerate(value)
+            rows: Any = cast("Any", value)
+            held: Iterable[tuple[Any, Any]] = rows.items() if isinstance(value, dict) else enumerate(rows)
             for key, inner in held:
                 named = place if isinstance(key, int) else f"{place}.{key}".lstrip(".")
                 yield from _texts(inner, named, nested=nested)

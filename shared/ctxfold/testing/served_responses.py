@@ -443,7 +443,7 @@ def _reasoning(items: Sequence[Item], *, stored: bool) -> str | None:
         seen.add(identity)
         reasoned, replied = _REASONED.fullmatch(identity), _REPLIED.fullmatch(identity)
         if reasoned is not None:
-            follower = items[index + 1] if index + 1 < len(items) else {}
+            follower: Mapping[str, Any] = items[index + 1] if index + 1 < len(items) else {}
             following = _REPLIED.fullmatch(str(follower.get("id", "")))
             if not stored and "id" not in follower and follower.get("role", "assistant") == "assistant" and follower:
                 continue
