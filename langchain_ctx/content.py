@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from ctxfold.errors import MessageError
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, Role, TextPart
-from ctxfold.validation import as_dicts, json_problem
+from ctxfold.validation import as_dicts, is_a, json_problem
 
 Content: TypeAlias = "str | list[str | dict[Any, Any]]"
 Block: TypeAlias = "dict[str, Any]"
@@ -70,8 +70,8 @@ def _part_and_layout(block: str | dict[Any, Any], role: Role, calls: Collection[
         signature = block.get("signature")
         part = ReasoningPart(thought, signature if isinstance(signature, str) else None)
         return part, ["r", kind, _rest(block, "type", kind), len(thought)]
-    if isinstance(thought, list):
-        return ReasoningPart(thought_text(cast("list[Any]", thought))), ["x", dict(block)]
+    if is_a(thought, list):
+        return ReasoningPart(thought_text(thought)), ["x", dict(block)]
     if kind == "tool_call":
         shown = ["c", block["id"], _rest(block, "type", "id", "name", "args")] if block.get("id") in calls else None
         return None, shown or ["x", dict(block)]
