@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
@@ -18,7 +18,7 @@ from ctxfold.backends.openai_responses.jsonl import is_responses_row, responses_
 from ctxfold.errors import MessageError
 from ctxfold.history.alternation import says_something
 from ctxfold.messages import Message, MessageKind, Part, Role, Usage, Visibility, validated
-from ctxfold.validation import as_dicts, as_text, json_problem
+from ctxfold.validation import as_dict, as_dicts, as_list, as_text, json_problem
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -121,7 +121,7 @@ def _check_kept(row: Mapping[str, Any], message: Message) -> None:
             )
 
 
-def _texts(value: Any, place: str = "", *, nested: bool = False) -> Iterator[tuple[str, str]]:
+def _texts(value: object, place: str = "", *, nested: bool = False) -> Iterator[tuple[str, str]]:
     """Yields each text in a JSON value with the path of its field; with `nested`, also those in texts that are JSON."""
     match value:
         case str():
@@ -129,12 +129,12 @@ def _texts(value: Any, place: str = "", *, nested: bool = False) -> Iterator[tup
             with suppress(ValueError, RecursionError):
                 if nested and not isinstance(inner := json.loads(value), str):
                     yield from _texts(inner, place, nested=True)
-        case dict() | list():
-            rows: Any = cast("Any", value)
-            held: Iterable[tuple[Any, Any]] = rows.items() if isinstance(value, dict) else enumerate(rows)
-            for key, inner in held:
-                named = place if isinstance(key, int) else f"{place}.{key}".lstrip(".")
-                yield from _texts(inner, named, nested=nested)
+        case dict():
+            for key, inner in as_dict(value).items():
+                yield from _texts(inner, f"{place}.{key}".lstrip("."), nested=nested)
+        case list():
+            for inner in as_list(value):
+                yield from _texts(inner, place, nested=nested)
         case _:
             return
 
