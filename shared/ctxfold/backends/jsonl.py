@@ -18,7 +18,7 @@ from ctxfold.backends.openai_responses.jsonl import is_responses_row, responses_
 from ctxfold.errors import MessageError
 from ctxfold.history.alternation import says_something
 from ctxfold.messages import Message, MessageKind, Part, Role, Usage, Visibility, validated
-from ctxfold.validation import as_dict, as_dicts, as_list, as_text, json_problem
+from ctxfold.validation import as_dict, as_dicts, as_list, as_text, is_a, json_problem
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -123,20 +123,17 @@ def _check_kept(row: Mapping[str, Any], message: Message) -> None:
 
 def _texts(value: object, place: str = "", *, nested: bool = False) -> Iterator[tuple[str, str]]:
     """Yields each text in a JSON value with the path of its field; with `nested`, also those in texts that are JSON."""
-    match value:
-        case str():
-            yield place, value
-            with suppress(ValueError, RecursionError):
-                if nested and not isinstance(inner := json.loads(value), str):
-                    yield from _texts(inner, place, nested=True)
-        case dict():
-            for key, inner in as_dict(value).items():
-                yield from _texts(inner, f"{place}.{key}".lstrip("."), nested=nested)
-        case list():
-            for inner in as_list(value):
-                yield from _texts(inner, place, nested=nested)
-        case _:
-            return
+    if isinstance(value, str):
+        yield place, value
+        with suppress(ValueError, RecursionError):
+            if nested and not isinstance(inner := json.loads(value), str):
+                yield from _texts(inner, place, nested=True)
+    elif is_a(value, dict):
+        for key, held in as_dict(value).items():
+            yield from _texts(held, f"{place}.{key}".lstrip("."), nested=nested)
+    else:
+        for held in as_list(value):
+            yield from _texts(held, place, nested=nested)
 
 
 def _shape(row: Mapping[str, Any]) -> str | None:
