@@ -68,6 +68,9 @@ async def test_the_graph_of_langgraph_json_stays_in_its_window(tmp_path: Path, m
 
 
 async def test_h4_the_route_of_langgraph_json_erases_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(
+        "starlette", reason="starlette, which LangGraph's server brings, comes with the extra mcp alone"
+    )
     from httpx import ASGITransport, AsyncClient
 
     with ModelServer(model="m", script=play, strict="openai", context_window=8_000) as server:
