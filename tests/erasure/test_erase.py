@@ -48,7 +48,7 @@ def test_a_message_leaves_every_place(make: Callable[..., Driven], store: Any) -
     assert_gone(ctx, store)
     assert [m.id for m in ctx.messages()] == [i for i in before if i != "m"]
     anew = ctx.view().compressed[0].message
-    assert (anew.id, "question 36 word" in anew.text) == (summary.id, True)  # the rest of the span is still there
+    assert (anew.id, "question 38 word" in anew.text) == (summary.id, True)  # the rest of the span is still there
     assert ctx.counter.count(anew) <= ctx.counter.count(summary)
 
 

@@ -6,6 +6,7 @@ speakers are recognised by shape, too: a group with a time in it, then a name an
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
@@ -225,7 +226,8 @@ def _told(
                 else:
                     yield speech.speaker, text, worth * (ASKED if _asks(text) else 1.0)
     for call in message.tool_calls:
-        units = list(_units(call.arguments))
+        read = call.parsed() if "\\u" in call.arguments else None
+        units = list(_units(call.arguments if read is None else json.dumps(read, ensure_ascii=False)))
         yield from ((f"assistant called {call.name}", s, worth * _share(len(units))) for s in units)
 
 
@@ -266,9 +268,8 @@ def _sentences(text: str) -> Iterator[str]:
     for raw in chain(text.splitlines(), ["-"]):  # the last one ends a heading without items
         mark = LIST_MARK.match(raw)
         line = _EMPHASIS.sub(r"\2", raw[mark.end() if mark else 0 :]).strip()
-        is_item = mark is not None and bool(mark[0].strip())
         parts = [p for p in sentences(line) if any(map(str.isalnum, p))]
-        if heading and parts and is_item and len(parts) == 1:
+        if heading and len(parts) == 1 and mark and mark[0].strip():
             has_items = True
             parts = [f"{heading} {line}"]
         elif heading and (parts or raw == "-"):
@@ -293,8 +294,7 @@ def spoken(message: Message, speakers: Collection[str]) -> list[_Speech]:
         if speaker and (is_stamped or speaker in speakers) and not _is_role(speaker):
             speeches.append(_Speech(speaker, line))
         else:
-            kept = raw if speaker else line
-            speeches[-1] = _Speech(speeches[-1].speaker, f"{speeches[-1].text}\n{kept}")
+            speeches[-1] = _Speech(speeches[-1].speaker, f"{speeches[-1].text}\n{raw if speaker else line}")
     return [speech for speech in speeches if speech.text.strip()]
 
 
