@@ -223,6 +223,8 @@ class Race:
                 pass
 
     async def check(self, contexts: Sequence[AgentContext], *, kept: bool, ordered: bool) -> None:
+        for ctx in contexts:  # a rollback that was cancelled too is written with the context's next call
+            await ctx.amessages()
         fresh = self.opened(gated=False)
         ids = [m.id for m in await fresh.amessages()]
         assert not [i for i, count in Counter(ids).items() if count > 1], f"twice in messages(): {ids}"
