@@ -167,17 +167,14 @@ def without_thought_blocks(layout: Layout) -> Layout:
     Texts and calls lose Gemini's signatures, and the ids under which OpenAI demands the reasoning before an item.
     """
     kept = [p for p in layout if p[0] != "r" and not (p[0] == "x" and _original(p[1]).get("type") in _THOUGHTS)]
-    return [[*p[:-1], _unbound(p[-1])] if _refers(p) else p for p in kept]
+    refers = [p[0] in ("t", "c") or (p[0] == "x" and p[1].get("type") == "function_call") for p in kept]
+    return [[*p[:-1], _unbound(p[-1])] if bound else p for p, bound in zip(kept, refers, strict=True)]
 
 
 def _original(block: Block) -> Block:
     """Returns what a block of LangChain's version v1 carries that has no type of its own there, else the block itself."""
     value = block.get("value")
     return cast("Block", value) if block.get("type") == "non_standard" and isinstance(value, dict) else block
-
-
-def _refers(place: Sequence[Any]) -> bool:
-    return place[0] in ("t", "c") or (place[0] == "x" and place[1].get("type") == "function_call")
 
 
 def _unbound(fields: Block) -> Block:

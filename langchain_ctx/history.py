@@ -16,7 +16,6 @@ from langchain_core.messages import BaseMessage, message_to_dict
 
 from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.effects import Flow, StoreCall, flow_of
-from ctxfold.engine.calibrate import calibrate_from_reply
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
 from ctxfold.errors import ConfigError, CtxWarning, EmptyMessagesError, MessageConflictError, StoreError
@@ -230,7 +229,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         check_messages(messages)
         return with_refusals(new_messages(messages, self._snapshot, new_id=context.new_id))
 
-    def _store(self, context: AgentContext, new: Sequence[Message], engine: Engine) -> Flow[bool]:
+    def _store(self, context: AgentContext, new: Sequence[Message], _: Engine) -> Flow[bool]:
         """Stores messages; returns True for an answer without its question on a history that a chain has read.
 
         Overlapping runs lose user turns.
@@ -239,8 +238,6 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         if unasked:
             unasked = _ends_with_answer((yield from flow_of(AgentContext.view)(context)))
         try:
-            if (reply := self._reply_to_shown(new)) is not None:
-                yield from self._learn(new, reply, engine)
             try:
                 yield from flow_of(AgentContext.add)(context, new, skip_orphans=True)
             except MessageConflictError:  # ids that say nothing, such as "0" for each message
@@ -260,19 +257,6 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
             m if taken.setdefault(m.id, content_key(m)) == content_key(m) else replace(m, id=context.new_id())
             for m in new
         ]
-
-    def _reply_to_shown(self, new: Sequence[Message]) -> int | None:
-        """Returns the place of the first reply, if its request began with the messages that were read here; else None."""
-        place = next((i for i, m in enumerate(new) if m.role == "assistant"), None)
-        return place if self._snapshot is not None and place is not None and new[place].usage is not None else None
-
-    def _learn(self, new: Sequence[Message], reply: int, engine: Engine) -> Flow[None]:
-        """Learns from the usage of a reply, which also tells what the chain has put beside the messages."""
-        open_session = yield from engine.open(self._key, reread=False)
-        count, sent_messages = engine.ports.counter.count, (*(self._snapshot or ()), *new[:reply])
-        yield from calibrate_from_reply(
-            engine, open_session, new[reply], lambda: self._overhead_tokens + sum(count(m) for m in sent_messages)
-        )
 
     def _warn_of_overlap(self) -> None:
         warnings.warn(

@@ -165,7 +165,9 @@ class _Copier:
         self._values: dict[str, Any] = vars(message)
         self._fields_set, self._extra = message.__pydantic_fields_set__, message.__pydantic_extra__
         containers = [name for name, value in self._values.items() if isinstance(value, dict | list)]
-        self._nested = [name for name in containers if any(map(_is_container, _items(self._values[name])))]
+        self._nested = [
+            name for name in containers if any(isinstance(i, dict | list) for i in _items(self._values[name]))
+        ]
         self._flat = [name for name in containers if name not in self._nested]
         self._copy = self._new()
 
@@ -187,10 +189,6 @@ class _Copier:
         _set_slot(copied, "__pydantic_extra__", _copied_json(self._extra))
         _set_slot(copied, "__pydantic_private__", None)  # no message class has private attributes
         return copied
-
-
-def _is_container(value: object) -> bool:
-    return isinstance(value, dict | list)
 
 
 def _items(container: dict[str, object] | list[object]) -> Iterable[object]:

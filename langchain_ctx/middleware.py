@@ -168,7 +168,8 @@ class AgentList:
         if cursor is not None and all(incoming.ids[cursor.before :]) and cursor.has_same_ids(incoming):
             return cls(incoming)
         name_refusals(messages)
-        kept = Counter(map(digest_of, (m for m in _state_messages(request) if not m.id)))
+        state = cast("Mapping[str, Any]", request.state)
+        kept = Counter(digest_of(m) for m in state.get("messages") or () if not m.id)
         unsaved = frozenset(i for i, m in enumerate(messages) if not m.id and not _taken(kept, digest_of(m)))
         messages = [
             m.model_copy(update={"id": uuid.uuid4().hex}) if i in unsaved else m for i, m in enumerate(messages)
@@ -189,10 +190,6 @@ class AgentList:
         if not self.unsaved:
             return None
         return LangChainList([*(m for i, m in enumerate(self.messages) if i not in self.unsaved), *answer.result])
-
-
-def _state_messages(request: ModelRequest[Any]) -> Sequence[BaseMessage]:
-    return cast("Mapping[str, Any]", request.state).get("messages") or ()
 
 
 def _taken(contents: Counter[str], content: str) -> bool:

@@ -262,10 +262,6 @@ class CtxMemory(BaseMemory, Closing):
         self._live.beside_text = window.recalled
         return as_window(await shown(finished(window.messages)), window.recalled)
 
-    @property
-    def _recalls(self) -> bool:
-        return self.recall or self._live.beside
-
     def _asking_blocks(self, kwargs: Mapping[str, Any], *, on_loop: bool = False) -> AbstractContextManager[None]:
         """Makes the history and the keywords of a call available to the memory blocks that it asks."""
         if self._live.blocks is None:
@@ -296,7 +292,7 @@ class CtxMemory(BaseMemory, Closing):
         window = partial(
             flow_of(AgentContext.window),
             self.context,
-            recall=self._recalls,
+            recall=self.recall or self._live.beside,
             question=asked,
             whole_tail=True,  # the list may come back through `set`
         )
@@ -359,15 +355,19 @@ class CtxMemory(BaseMemory, Closing):
 
     def _put(self, messages: Sequence[ChatMessage | str], _: Engine) -> Flow[tuple[Message, ...]]:
         view: View | None = None
-        if self._needs_view(messages):
+        # a call may wait for its result, and a summary of the memory may come back
+        if self._live.waiting or any(is_summary(m) for m in messages if isinstance(m, ChatMessage)):
             view = yield from flow_of(AgentContext.view)(self.context)
         waiting = () if view is None else unanswered([e.message for e in view.turn])
         fresh = without_own(self._converted(messages, waiting), () if view is None else view.messages)
         if not fresh:
             return ()
+        # of a run, whose calls an LLM over the session may have other results for, and at whose end calls may wait: a run that
+        # goes on after a cancellation asks twice at once, and ends with the first answer
+        of_run = any(m.role == "assistant" for m in fresh)
         with explained_conflict():
             added = yield from flow_of(AgentContext.add)(
-                self.context, fresh, known_ids=carry_ids(messages), skip_orphans=_is_of_run(fresh)
+                self.context, fresh, known_ids=carry_ids(messages), skip_orphans=of_run
             )
         self._live.waiting = added.turn_id is not None
         return added.messages
@@ -420,10 +420,6 @@ class CtxMemory(BaseMemory, Closing):
         self._live.waiting = False
         if self._live.copy is not None:
             await self._live.copy.aclear()
-
-    def _needs_view(self, messages: Sequence[ChatMessage | str]) -> bool:
-        """Returns True if tool calls wait for results, or a summary of a memory is among the messages."""
-        return self._live.waiting or any(is_summary(m) for m in messages if isinstance(m, ChatMessage))
 
     def _converted(self, messages: Sequence[ChatMessage | str], waiting: Sequence[ToolCallPart] = ()) -> list[Message]:
         settings = [m for m in messages if isinstance(m, str) or not self._added_by_memory(m)]
@@ -550,14 +546,6 @@ def _is_new_question(asked: str, newest: Message) -> bool:
     if newest.role == "user":
         return asked.split() != newest.text.split()
     return newest.role == "assistant"
-
-
-def _is_of_run(messages: Sequence[Message]) -> bool:
-    """Returns True for the messages of a run. An LLM over the session may have stored other results for its calls.
-
-    Calls at the end may wait: a run that goes on after a cancellation asks twice at once, and ends with the first answer.
-    """
-    return any(m.role == "assistant" for m in messages)
 
 
 def _opened(settings: Mapping[str, Any], *, recall: bool) -> tuple[Live, Sequence[ChatMessage | str] | None]:

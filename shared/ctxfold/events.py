@@ -275,11 +275,12 @@ class MemoryLearnt:
 
 @dataclass(frozen=True, slots=True)
 class WindowGauge:
-    """The fill level of the window, emitted with each request and returned by `gauge()`. All sizes are tokens.
+    """The fill level of the window, emitted with each request and returned by `gauge()`, in tokens as the model counts them.
 
-    `used_tokens` is the size of the request: messages, system prompts, tools. `budget_tokens` is the largest size that leaves
-    the reply reserve free. At `compacts_at_tokens` the next compaction is due, at the latest when the budget is full; it is
-    None where compaction is off. Tool outputs may be replaced by excerpts earlier.
+    `used_tokens` is the size of the newest request: messages, system prompts, recalled passages, tools. `budget_tokens` is the
+    largest size that leaves the reply reserve free. Without passages, which give way, the next compaction is due at
+    `compacts_at_tokens`, at the latest when the budget is full, and `until_compaction_tokens` can be added until then, 0 when
+    it is due; both are None where compaction is off. Tool outputs may be replaced by excerpts earlier.
     """
 
     session: str
@@ -287,16 +288,12 @@ class WindowGauge:
     budget_tokens: int
     context_window: int
     compacts_at_tokens: int | None
+    until_compaction_tokens: int | None = None
 
     @property
     def room_tokens(self) -> int:
         """Returns the tokens that can still be added to the request."""
         return max(0, self.budget_tokens - self.used_tokens)
-
-    @property
-    def until_compaction_tokens(self) -> int | None:
-        """Returns the tokens until the next compaction is due, 0 when it is; None where compaction is off."""
-        return None if self.compacts_at_tokens is None else max(0, self.compacts_at_tokens - self.used_tokens)
 
     @property
     def forecast(self) -> str:

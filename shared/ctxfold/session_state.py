@@ -39,13 +39,12 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.snapshot import dump_state, load_state, message_in, parse_snapshot
 from ctxfold.history.terms import term_counts
-from ctxfold.history.view import Entry, Prefix, View
+from ctxfold.history.view import Entry, Prefix, View, WindowTokens
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, Usage
 from ctxfold.policy.settings import Policy, resized
 from ctxfold.protocols import Document, Ports, Request, Store, TokenCounter
 
-REPORTED_TURNS = 2_000  # whose recalled tokens the inspector shows
 REMEMBERED_QUESTIONS = 64  # whose recalled passages and sections are kept
 SNAPSHOT_EVERY = 1_000  # records
 TURN_TIMEOUT_S = 900.0
@@ -172,10 +171,11 @@ class OpenSession:
     model: str = ""  # of the current or the next request: its calibration and its limit count
     # with which this engine opened the session; its window is that of the engine's models
     opening_policy: Policy | None = None
-    # for each open turn, the model of its newest request and our count of its tokens
-    sent_counts: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
-    # by turn, in its largest request: for reports, and not stored
-    recalled_tokens: LruCache[str, int] = field(default_factory=lambda: LruCache(REPORTED_TURNS))
+    # for each open turn, the model of its newest request and the size of that; under "", of a window for a request of others
+    sent_windows: dict[str, tuple[str, WindowTokens]] = field(default_factory=dict[str, tuple[str, WindowTokens]])
+    reply_sizes: dict[str, WindowTokens] = field(
+        default_factory=dict[str, WindowTokens]
+    )  # by reply id, until it is stored
     sent_request: SentRequest | None = None
     summariser_paused_until_s: float = 0.0  # until when automatic compactions do without a summariser that timed out
     live_prefix_failures: int = 0  # summaries on the live prefix that were no summaries, one after the other
@@ -261,6 +261,19 @@ class OpenSession:
         """Returns the view with the messages of every open turn, for a reader; a request never has those of another one."""
         with self.lock:
             return self.state.view_of_all(turn_id)
+
+    def window_tokens(self) -> WindowTokens:
+        """Returns the size of the newest request that was answered, as every process reads it from the log.
+
+        After a later message, an edit or a compaction, it is that of the view as it is now, with that request's tools and, in an
+        open turn, its passages.
+        """
+        with self.lock:
+            state, request = self.state, self.state.request or WindowTokens(tools=self.overhead_tokens)
+            if state.request_epoch == state.epoch:
+                return request
+            recalled = request.recalled if state.open else 0
+            return state.view_of_all().measured(recalled=recalled, tools=request.tools, ratio=request.ratio)
 
     def stage(self, turn_id: str | None = None, context_window: int | None = None) -> Stage:
         """Returns the rules, for a request of that window or for the session's own, and the view as they are now."""

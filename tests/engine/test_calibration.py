@@ -27,6 +27,7 @@ from ctxfold import (
     ScriptedBackend,
     ToolSpec,
     Usage,
+    WindowGauge,
     assistant,
 )
 from ctxfold.history.calibration import calibrated, observed, was_truncated
@@ -45,16 +46,18 @@ def test_after_three_replies_the_estimate_is_within_five_percent(tmp_path: Path)
             backend, session_id="s", store=f"sqlite:///{tmp_path / 'a.db'}", context_window=8_000, counter=coarse
         ) as ctx,
     ):
+        events: list[Event] = []
+        ctx.subscribe(events.append)
         misses: list[tuple[float, float]] = []
         for n in range(6):
             text = f"The lamp in room {n} was replaced by Mr Ferreira on the {n + 3}rd of March, and it works again."
             estimate = ctx.view().tokens + ctx.counter.count(ctx.user_message(text))
-            budget = ctx.usage().budget_tokens
             reply = ctx.send(text)
             assert reply.usage is not None
-            factor = 6_400 / budget  # what the rules take our tokens for, upper bound included
+            said = next(e.used_tokens for e in events if isinstance(e, WindowGauge))
+            events.clear()
             reported = reply.usage.input_tokens
-            misses.append((abs(estimate / reported - 1), abs(estimate * factor / reported - 1)))
+            misses.append((abs(estimate / reported - 1), abs(said / reported - 1)))
     raw, learnt = misses[-1]
     assert raw > 0.2, "the raw count is far off"
     assert all(miss <= 0.05 for _, miss in misses[3:]), misses
@@ -100,9 +103,9 @@ def test_a_prompt_that_was_cut_in_silence_is_reported_and_not_learnt_from() -> N
     with AgentContext(backend, session_id="s", context_window=4_000, system="Answer. " * 30) as ctx:
         ctx.subscribe(events.append)
         ctx.send("first question, with some words around it")
-        budget = ctx.usage().budget_tokens
+        due = ctx.gauge().compacts_at_tokens
         ctx.send("second question, with a few more words than before " * 3)
-        assert ctx.usage().budget_tokens == budget
+        assert ctx.gauge().compacts_at_tokens == due
     cut = [e for e in events if isinstance(e, PromptTruncated)]
     assert [e.counted_tokens for e in cut][-1] == 12
     assert was_truncated(None, estimated=100, reported=50)
@@ -124,18 +127,21 @@ def test_counts_that_are_not_of_this_text_are_not_learnt() -> None:
     """A service that reports a twentieth of the prompt has counted something else."""
     counts = (0.05, 0.05, 0.05, 0.05, 20.0)  # four low ones: a window gets wider after three
     with context(Reporting(*counts), context_window=4_000) as ctx:
-        budget = ctx.usage().budget_tokens
+        due = ctx.gauge().compacts_at_tokens
         for _ in counts:
             ctx.send("a question with a number of words around it " * 8)
-            assert ctx.usage().budget_tokens == budget
+            assert ctx.gauge().compacts_at_tokens == due
 
 
 def test_one_good_guess_does_not_end_the_caution_after_a_bad_one() -> None:
     with context(Reporting(1.0, 1.3, 1.15), context_window=4_000) as ctx:
-        budget = ctx.usage().budget_tokens
+        due = ctx.gauge().compacts_at_tokens
+        assert due is not None
         for _ in range(3):
             ctx.send("a question with a number of words around it " * 8)
-        assert ctx.usage().budget_tokens < budget / (1.15 * 1.1), "the estimate is 1.15, and its upper bound is higher"
+        now = ctx.gauge().compacts_at_tokens
+        assert now is not None
+        assert now < due / 1.1, "in the model's tokens: the estimate is 1.15, and its upper bound is higher"
 
 
 @pytest.mark.parametrize(

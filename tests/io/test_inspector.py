@@ -56,7 +56,12 @@ def inspected(make: Callable[..., Driven]) -> Any:
 
 def test_every_block_says_what_it_costs_and_why(inspected: Any) -> None:
     told = inspected.explain()
-    assert told.used_tokens == sum(b.tokens for b in told.blocks)
+    assert told.used_tokens == sum(told.zones.values())
+    for zone in ("system", "summary", "section"):
+        assert told.zones[zone] == sum(b.tokens for b in told.blocks if b.zone == zone) > 0
+    *_, reply = told.blocks
+    assert told.zones["live"] == sum(b.tokens for b in told.blocks if b.zone == "live") - reply.tokens
+    assert told.zones["recalled"] > 0
     zones = [b.zone for b in told.blocks]
     assert set(zones) == {"system", "summary", "section", "live"}
     blocks = {b.id: b for b in told.blocks}
@@ -189,7 +194,7 @@ def test_a_notebook_gets_well_formed_html_without_scripts(inspected: Any, part: 
     assert tags <= TAGS
     assert not [a for _, attributes in page.found for a in attributes if a.startswith("on") or a in ("src", "href")]
     bars = {a["data-zone"] for tag, a in page.found if "data-zone" in a}
-    assert bars == {"system", "summary", "section", "live", "free", "reply"}
+    assert bars == {"system", "summary", "section", "live", "recalled", "free", "reply"}
     widths = [float(w) for w in re.findall(r'style="width:([\d.]+)%', inspected.explain()._repr_html_())]
     assert sum(widths) == pytest.approx(100, abs=0.1)
 

@@ -146,7 +146,7 @@ def test_a_count_is_forgotten_when_another_process_has_ended_the_turn(tmp_path: 
         fit = workers[number % 2]
         kept.append(HumanMessage(told(number), id=f"h{number}"))
         fit.invoke(kept, {"configurable": {"thread_id": "t"}})
-        assert len(opened(fit.context("t")).sent_counts) == 1, "that of the request that was made now"
+        assert len(opened(fit.context("t")).sent_windows) == 1, "that of the request that was made now"
         kept.append(AIMessage("Noted.", id=f"a{number}"))
     for fit in workers:
         fit.close()

@@ -209,12 +209,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "engine/calibrate.py",
         (
-            "counts_of_turns_that_another_process_has_ended_are_kept",
-            "        counts.pop(closed, None)\n",
-            "        pass\n",
-            "langchain/test_reported_counts.py::test_a_count_is_forgotten_when_another_process_has_ended_the_turn",
-        ),
-        (
             "an_overflow_teaches_nothing",
             "    if learnt is not None:\n        yield from append(",
             "    if learnt is not None and not learnt.model:\n        yield from append(",
@@ -232,21 +226,39 @@ MUTANTS: tuple[Mutant, ...] = (
             "if not cuts and was_truncated(",
             "engine/test_calibration.py::test_a_prompt_that_was_cut_in_silence_is_reported_and_not_learnt_from",
         ),
+    ),
+    *of(
+        "engine/fit.py",
+        (
+            "counts_of_turns_that_another_process_has_ended_are_kept",
+            "if t in open_turns}",
+            "}",
+            "langchain/test_reported_counts.py::test_a_count_is_forgotten_when_another_process_has_ended_the_turn",
+        ),
         (
             "what_is_beside_a_small_request_of_others_passes_for_an_error_of_our_count",
-            "    if reported <= rules.hard_ratio * rules.budget_tokens:\n",
-            "    if not reported:\n",
+            "        if reported > rules.hard_ratio * rules.budget_tokens:\n",
+            "        if reported:\n",
             "langchain/test_reported_counts.py::test_what_is_beside_a_small_request_is_no_error_of_our_count",
         ),
         (
             "the_next_list_teaches_nothing_about_the_count",
-            "        if turn_id in counts:\n",
-            "        if False:\n",
+            'key = turn_id if turn_id in sent else ""',
+            'key = ""',
             "langchain/test_reported_counts.py::test_a_tool_round_teaches_too",
         ),
-    ),
-    *of(
-        "engine/fit.py",
+        (
+            "what_was_recalled_is_not_in_the_size_of_a_request",
+            "recalled=recalled, tools=tools_tokens",
+            "recalled=0, tools=tools_tokens",
+            "faces/test_window_size.py::test_all_readers_say_what_the_newest_request_held",
+        ),
+        (
+            "the_size_of_a_listed_request_is_not_stored",
+            "        open_session.reply_sizes[reply.id] = reported_size(size, reply.usage)\n",
+            "",
+            "faces/test_window_size.py::test_all_readers_say_what_the_newest_request_held",
+        ),
         (
             "an_answered_question_that_fits_nowhere_stays",
             'return newest.id if newest is not None and answered and alone > rules.budget_tokens else ""',
@@ -813,7 +825,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_copied_cursor_is_believed_without_its_list",
-            "return all(m.id in positions and _says(m, incoming.message(positions[m.id])) for m in said)",
+            "return all(m.id in handed and (m.text, m.tool_calls) == (handed[m.id].text, handed[m.id].tool_calls) for m in said)",
             "return True",
             "langchain/test_client_names.py::test_h1_h5_a_cursor_is_believed_only_for_its_session",
         ),

@@ -366,8 +366,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../langchain_ctx/content.py",
         (
             "items_keep_ids_that_demand_their_reasoning",
-            'return place[0] in ("t", "c") or (place[0] == "x" and place[1].get("type") == "function_call")',
-            "return False",
+            'refers = [p[0] in ("t", "c") or (p[0] == "x" and p[1].get("type") == "function_call") for p in kept]',
+            "refers = [False for p in kept]",
             "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
         ),
         (

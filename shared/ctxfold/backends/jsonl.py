@@ -102,10 +102,6 @@ def from_line(line: str, wire: str, new_id: Callable[[], str]) -> Message:
     return message
 
 
-def _is_prose(text: str) -> bool:
-    return sum(any(map(str.isalpha, word)) for word in text.split()) > 1
-
-
 def _check_kept(row: Mapping[str, Any], message: Message) -> None:
     """Raises MessageError for a line with text or data that its message does not have: none is dropped in silence."""
     kept = {text for _, text in _texts([asdict(part) for part in message.parts], nested=True)} | {message.name}
@@ -113,7 +109,8 @@ def _check_kept(row: Mapping[str, Any], message: Message) -> None:
     says = says_something(message)
     for place, text in _texts(row):
         *_, key = place.rsplit(".", 1)
-        told = not says or key in _TEXT_KEYS or not text.isascii() or len(text) > _DATA_CHARS or _is_prose(text)
+        words = sum(any(map(str.isalpha, word)) for word in text.split())
+        told = not says or key in _TEXT_KEYS or not text.isascii() or len(text) > _DATA_CHARS or words > 1
         named = key in _NAME_KEYS and not place.startswith("audio.")  # the id of an answer that was spoken
         if told and not named and text.strip() and text.strip() not in whole:
             raise MessageError(

@@ -67,22 +67,15 @@ def _views(context: AgentContext, interval_s: float) -> Iterator[tuple[Explanati
         time.sleep(interval_s)
 
 
-def _zones(window: Explanation) -> dict[str, int]:
-    zones: dict[str, int] = {}
-    for block in window.blocks:
-        zones[block.zone] = zones.get(block.zone, 0) + block.tokens
-    return zones
-
-
 def _line(window: Explanation) -> str:
-    zones = ", ".join(f"{zone} {tokens:,}" for zone, tokens in _zones(window).items())
+    zones = ", ".join(f"{zone} {tokens:,}" for zone, tokens in window.zones.items() if tokens)
     stamp = time_text(window.now_s, "%H:%M:%S")
     return f"{stamp} {window.gauge} | {zones} | {window.compactions} compactions"
 
 
 def _panel(window: Explanation, timeline: tuple[TimelineEntry, ...]) -> Group:
     zones = Table("zone", "tokens", "", box=None)
-    for zone, tokens in _zones(window).items():
+    for zone, tokens in window.zones.items():
         zones.add_row(zone, f"{tokens:,}", ProgressBar(window.budget_tokens, tokens, width=BAR_CHARS))
     recent = [
         Text(

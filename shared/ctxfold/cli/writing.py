@@ -137,7 +137,8 @@ def import_(
 ) -> None:
     """Import messages, all or none. A missing session is created; a whole session can only be imported into a new one."""
     with within(as_json=as_json):
-        new = not _exists(store, name, owner)
+        with opened(store, new=True) as place:
+            new = name not in place.sessions(owner)
         rules: dict[str, Any] = file_rules(file) if new else {}
         if context_window is not None:
             rules["context_window"] = context_window
@@ -150,11 +151,6 @@ def import_(
                 count = context.import_jsonl(file)
             payload = {"session": name, "messages": count}
             print_result(payload, f"{count} messages into {shown(name)}", as_json=as_json)
-
-
-def _exists(url: str, name: str, owner: str) -> bool:
-    with opened(url, new=True) as store:
-        return name in store.sessions(owner)
 
 
 def erase(

@@ -34,7 +34,7 @@ from ctxfold.events import (
     RewriteRefused,
     WindowGauge,
 )
-from ctxfold.history.view import Entry
+from ctxfold.history.view import Entry, WindowTokens
 from ctxfold.messages import Message, Usage, user
 from ctxfold.policy.settings import Policy
 from ctxfold.policy.triggers import counts, depends_on_idle_time, due_at
@@ -551,11 +551,15 @@ def _accepted(
 
 
 def gauge(
-    open_session: OpenSession, stage: Stage, counter: TokenCounter, *, auto_compact: bool | None = None
+    open_session: OpenSession,
+    stage: Stage,
+    counter: TokenCounter,
+    *,
+    size: WindowTokens | None = None,
+    auto_compact: bool | None = None,
 ) -> WindowGauge:
-    """Returns the size of the next request, for the stage's open turn or between turns, with its limits."""
-    rules, compacts_at = stage.rules, None
-    used_tokens = stage.view.tokens + open_session.overhead_tokens
+    """Returns the size of the newest request, or the given one, with its limits and the distance to the next compaction."""
+    rules, size, compacts_at, until = stage.rules, size or open_session.window_tokens(), None, None
     if rules.auto_compact if auto_compact is None else auto_compact:
         compacts_at = rules.budget_tokens
         if rules.trigger is None:
@@ -564,10 +568,15 @@ def gauge(
             facts = session_facts(open_session, "after_turn", overhead_tokens=open_session.overhead_tokens)
             at = due_at(rules.trigger, CompactionInput(stage.view, facts, rules, counter).signals())
             compacts_at = compacts_at if at is None else min(compacts_at, at)
+        # a reply counts as well; what is recalled gives way
+        until = max(0, round(size.ratio * (compacts_at - stage.view.tokens - open_session.overhead_tokens)))
+        compacts_at = round(size.ratio * compacts_at)
+    window_rules = open_session.window_rules(stage.context_window)
     return WindowGauge(
         session=open_session.key.session,
-        used_tokens=used_tokens,
-        budget_tokens=rules.budget_tokens,
-        context_window=open_session.window_rules(stage.context_window).context_window,
+        used_tokens=size.total,
+        budget_tokens=window_rules.budget_tokens,
+        context_window=window_rules.context_window,
         compacts_at_tokens=compacts_at,
+        until_compaction_tokens=until,
     )

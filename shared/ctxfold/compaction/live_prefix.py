@@ -62,7 +62,9 @@ def live_prefix(open_session: OpenSession, plan: Plan, case: CompactionInput, po
         return None
     entries = [*case.view]
     known, counter = len(sent.view), ports.counter
-    room = case.rules.context_window - counter.count_tools(sent.request.tools) - _reply_tokens(case.rules)
+    # the instruction and the summary take the place of a reply
+    reply_tokens = min(case.rules.reply_reserve_tokens, case.rules.summary_tokens + 512)
+    room = case.rules.context_window - counter.count_tools(sent.request.tools) - reply_tokens
     upto = known + _finished(entries[known:], room - sum(e.tokens for e in entries[:known]))
     prefix = [e for e in entries[:upto] if says_something(e.message)]
     shown = [e for e in plan.covered if e.message.kind != "section" and says_something(e.message)]
@@ -107,11 +109,6 @@ def _cached_price(sent: SentRequest, ports: Ports) -> float:
     if prices is None or not prices.input_per_mtok:
         return CACHED_PRICE
     return prices.cache_read_per_mtok / prices.input_per_mtok
-
-
-def _reply_tokens(rules: Policy) -> int:
-    """Returns the tokens to keep free for the instruction and the summary: they take the place of a reply."""
-    return min(rules.reply_reserve_tokens, rules.summary_tokens + 512)
 
 
 def _finished(entries: Sequence[Entry], room_tokens: int) -> int:

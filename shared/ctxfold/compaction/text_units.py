@@ -359,7 +359,7 @@ def _html_text(text: str) -> str:
             parts.append(text[at:stop])
             at = stop
             continue
-        parts.append(_one_line(text[at : tag.start()]))
+        parts.append(text[at : tag.start()].replace("\n", " "))
         at, name, closes = tag.end(), tag[2].lower(), bool(tag[1])
         if name in _HIDDEN and not closes:
             hidden = "" if tag[3].endswith("/") else tag[2]
@@ -377,7 +377,3 @@ def _html_text(text: str) -> str:
             parts.append(f"[{attribute[1]}]")
     lines = (" ".join(line.split()).removeprefix("| ") for line in html.unescape("".join(parts)).split("\n"))
     return "\n".join(line for line in lines if line and line != "#")
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", " ") if "\n" in text else text

@@ -93,11 +93,8 @@ def is_believed(engine: Engine, root: SessionKey, cursor: Cursor, incoming: Inco
     positions = {message_id: i for i, message_id in enumerate(incoming.ids)}
     added = (r.body.message for r in records if isinstance(r.body, MessageAdded))
     said = [m for m in added if m.kind == "message" and m.role != "system" and m.visibility != "model"]
-    return all(m.id in positions and _says(m, incoming.message(positions[m.id])) for m in said)
-
-
-def _says(message: Message, other: Message) -> bool:
-    return (message.text, message.tool_calls) == (other.text, other.tool_calls)
+    handed = {m.id: incoming.message(positions[m.id]) for m in said if m.id in positions}
+    return all(m.id in handed and (m.text, m.tool_calls) == (handed[m.id].text, handed[m.id].tool_calls) for m in said)
 
 
 def attach(

@@ -245,6 +245,7 @@ class Engine:
             if hold_in is not None and turn == turn_id:
                 check_open(open_session, turn)  # what the messages go on from was taken back with it
             turn = None
+        yield from self.fitter.note_reply(open_session, turn, new_messages)
         store = self._store_and_make_room if hold_in is None else partial(self._store, hold_in=hold_in)
         open_turn = yield from store(
             open_session, new_messages, turn, record_ids=record_ids, expect=expect, options=options
@@ -488,7 +489,7 @@ class Engine:
         drafts += [
             draft(
                 self.ports,
-                MessageAdded(m, shown),
+                MessageAdded(m, shown, open_session.reply_sizes.pop(m.id, None)),
                 turn_id=turn_by_id.get(m.id),
                 record_id=record_ids[m.id],
                 provisional=hold_in is not None,  # the turn's reply, or what undoes the turn, is written next
@@ -545,7 +546,7 @@ class Engine:
             open_session.pending_rollbacks.pop(turn_id, None)
 
     def turn_ended(self, open_session: OpenSession, turn_id: str, status: TurnStatus) -> None:
-        open_session.sent_counts.pop(turn_id, None)
+        open_session.sent_windows.pop(turn_id, None)
         open_session.tracker.ended(turn_id, dropped=status != "completed")
         self.events.emit(TurnEnded(open_session.key.session, turn_id, status))
 

@@ -21,15 +21,16 @@ from ctxfold.effects import Flow, Start
 from ctxfold.engine.recall import PassageFitter
 from ctxfold.errors import BudgetError, ContextOverflowError, CtxError, MessageTooLargeError, StrategyError
 from ctxfold.events import CompactionHeld, HistoryCompacted, MemoryLearnt, Subscribers
+from ctxfold.history.calibration import observed, reported_size
 from ctxfold.history.edits import without_repeated_prompts
-from ctxfold.history.view import Entry, View
+from ctxfold.history.view import Entry, View, WindowTokens
 from ctxfold.memory.extraction import EXTRACTED, learn, remember_summary
-from ctxfold.messages import Message, is_final, user
+from ctxfold.messages import Message, is_final, is_question, user
 from ctxfold.policy.settings import Policy, needs_goal, needs_tool_summaries
 from ctxfold.protocols import Ports, capabilities_of
 from ctxfold.sections.fill import Filled, Sources, fill
 from ctxfold.sections.section import Section
-from ctxfold.session_state import CompactionPause, OpenSession, Stage
+from ctxfold.session_state import CompactionPause, OpenSession, Stage, append, draft
 
 _log = logging.getLogger("ctxfold")
 
@@ -128,6 +129,38 @@ class WindowFitter:
                 room_tokens = rules.budget_tokens - stage.view.tokens - other_tokens - count(recalled)
                 texts.append((yield from self._section_text(open_session, stage, optional, to_answer, room_tokens)))
         return Window(without_repeated_prompts(stage.view), "\n\n".join(t for t in texts if t))
+
+    def note_window(
+        self, open_session: OpenSession, window: Window, tools_tokens: int, turn_id: str | None = None
+    ) -> WindowTokens:
+        """Returns the size of a window that is handed out; it is stored with the reply."""
+        known = open_session.state.calibrations.get(open_session.model)
+        recalled, ratio = self.count_text(window.recalled), 1.0 if known is None else known.ratio
+        size = window.view.measured(recalled=recalled, tools=tools_tokens, ratio=ratio)
+        open_turns = open_session.open_turns()  # others may have been closed by another process
+        open_session.sent_windows = {t: s for t, s in open_session.sent_windows.items() if t in open_turns}
+        open_session.sent_windows[turn_id or ""] = (open_session.model, size)
+        return size
+
+    def note_reply(self, open_session: OpenSession, turn_id: str | None, messages: Sequence[Message]) -> Flow[None]:
+        """Learns from the reply among new messages of a turn, whose request somebody else sent, and notes the size of that.
+
+        What its sender put beside our messages, such as tools, is not known. In a small request it would pass for a large error of
+        our count; in one that takes more than the triggers allow, all of it has to give way.
+        """
+        sent, count = open_session.sent_windows, self.ports.counter.count
+        key = turn_id if turn_id in sent else ""
+        place = next((i for i, m in enumerate(messages) if m.role == "assistant"), None)
+        if place is None or key not in sent or any(map(is_question, messages[place:])):
+            return
+        model, size = sent.pop(key)
+        size = replace(size, live=size.live + sum(map(count, messages[:place])))
+        reply, rules, known = messages[place], open_session.window_rules(), open_session.state.calibrations.get(model)
+        reported = reply.usage.input_tokens if reply.usage else 0
+        if reported > rules.hard_ratio * rules.budget_tokens:
+            learnt = observed(known, model=model, estimated=size.own_count, reported=reported)
+            yield from append(open_session, [draft(self.ports, learnt)] if learnt else [], self.ports)
+        open_session.reply_sizes[reply.id] = reported_size(size, reply.usage)
 
     def _compact_early(self, open_session: OpenSession, stage: Stage, overhead_tokens: int) -> Flow[Stage]:
         """Compacts what the policy has compacted before a request that may well fit, and returns the stage after that.

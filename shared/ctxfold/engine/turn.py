@@ -20,7 +20,7 @@ from ctxfold.compaction.compact import gauge, idle_time
 from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
 from ctxfold.engine.attach import check_answered, reconcile, rewound, stored_reply
 from ctxfold.engine.attempt import ReplyPlace, TurnAttempt, place_of, questions_between, take_over
-from ctxfold.engine.calibrate import calibrate_from_list, calibrate_from_refusal, calibration_drafts
+from ctxfold.engine.calibrate import calibrate_from_refusal, calibration_drafts
 from ctxfold.engine.edit import move_to_end, remove_ids, revert
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import FRAME_TOKENS
@@ -143,7 +143,6 @@ def request_for(engine: Engine, turn_input: TurnInput) -> Flow[Request]:
     """
     attempt = yield from _open(engine, turn_input)
     try:
-        yield from calibrate_from_list(engine, attempt.open_session, turn_input.messages)
         yield from _ingest_finished_turns(engine, attempt, turn_input)
         yield from _ingest(engine, attempt, turn_input)
         request = yield from _next_request(engine, attempt, turn_input.options)
@@ -439,14 +438,11 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     view = reworded(ended_with(view, attempt.ends_with), attempt.shown, counter.count)
     window = replace(window, view=view)
     note_prefix(open_session, window, options, turn_id=turn_id, tools_tokens=tools_tokens, backend=backend)
-    recalled_tokens = engine.fitter.count_text(window.recalled) if window.recalled else 0
-    tokens = window.view.tokens + overhead_tokens + recalled_tokens
-    open_session.sent_counts[turn_id] = (attempt.model, tokens)
-    open_session.recalled_tokens.put(turn_id, max(recalled_tokens, open_session.recalled_tokens.get(turn_id) or 0))
-    record_window(tokens, stage.rules.budget_tokens)
+    size = engine.fitter.note_window(open_session, window, overhead_tokens, turn_id)
+    record_window(size.own_count, stage.rules.budget_tokens)
     if engine.events:
-        reading = gauge(open_session, open_session.with_new_view(stage), counter, auto_compact=options.auto_compact)
-        engine.events.emit(replace(reading, used_tokens=tokens))
+        now = open_session.with_new_view(stage)
+        engine.events.emit(gauge(open_session, now, counter, size=size, auto_compact=options.auto_compact))
     request = build_request(
         open_session, window, options, model=attempt.model, rules=stage.rules, scratch_role=scratch_role
     )
@@ -482,7 +478,7 @@ def _send_with_recovery(
         raise ContextOverflowError(
             f"{first}; automatic compaction is off: call compact() or raise context_window"
         ) from first
-    learnt = yield from calibrate_from_refusal(engine, open_session, first, turn_id, attempt.model, options)
+    learnt = yield from calibrate_from_refusal(engine.ports, open_session, first, turn_id, attempt.model, options)
     before = frozenset(open_session.state.revertible)
     outcome = yield from engine.fitter.compact(open_session, open_session.stage(turn_id, options.context_window))
     if not outcome.compacted and not learnt:
@@ -497,7 +493,7 @@ def _send_with_recovery(
         if error.kind != "context_overflow":
             raise
         attempt.compactions = yield from _compactions_since(open_session, before)
-        yield from calibrate_from_refusal(engine, open_session, error, turn_id, attempt.model, options)
+        yield from calibrate_from_refusal(engine.ports, open_session, error, turn_id, attempt.model, options)
         raise ContextOverflowError(f"{error}; after compaction ({outcome.reason}) it still does not fit") from error
 
 
@@ -511,8 +507,9 @@ def _asking(
         backend = engine.ports.backend
         asked = options.model or (backend.model if backend is not None else "")
         if asked and asked != attempt.model:
-            _, tokens = attempt.open_session.sent_counts.get(attempt.turn_id, (asked, 0))
-            attempt.open_session.sent_counts[attempt.turn_id] = (asked, tokens)
+            sent = attempt.open_session.sent_windows
+            if attempt.turn_id in sent:
+                sent[attempt.turn_id] = (asked, sent[attempt.turn_id][1])
             attempt.model = asked
 
 
@@ -538,7 +535,7 @@ def _commit(engine: Engine, attempt: TurnAttempt, options: Options, reply: Reply
         reply = replace(reply, message=replace(reply.message, id=ports.ids.new()))
     message = validated(reply.message)
     attempt.reply_id = message.id
-    learnt = calibration_drafts(engine, open_session, attempt.turn_id, message)
+    size, learnt = calibration_drafts(ports, open_session, attempt.turn_id, message)
     if reply.billed is not None:  # with a summary on the service's own side
         learnt.append(draft(ports, OutputsSummarised((), usage=reply.billed - (message.usage or Usage()))))
     place = ReplyPlace(attempt.turn_id)
@@ -547,7 +544,7 @@ def _commit(engine: Engine, attempt: TurnAttempt, options: Options, reply: Reply
         nonlocal place
         place = place_of(attempt, ports)
         check_open(open_session, place.turn_id)
-        added = draft(ports, MessageAdded(message), turn_id=place.turn_id, record_id=f"m:{message.id}")
+        added = draft(ports, MessageAdded(message, request=size), turn_id=place.turn_id, record_id=f"m:{message.id}")
         closing = [closing_draft(ports, place.turn_id, "completed")] if is_final(message) else []
         return [*(closing_draft(ports, *ended) for ended in place.ended), added, *closing, *learnt]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ctxfold.history.records import Calibrated
+from ctxfold.history.view import WindowTokens
+from ctxfold.messages import Usage
 from ctxfold.policy.settings import Policy, resized
 
 WEIGHT = 0.5  # of the newest reply
@@ -30,6 +32,12 @@ def observed(known: Calibrated | None, *, model: str, estimated: int, reported: 
     if known.samples >= 3 and missed < NOTEWORTHY and known.error < NOTEWORTHY:
         return None
     return Calibrated(model, ratio, min(error, 1.0), known.samples + 1)
+
+
+def reported_size(window: WindowTokens, usage: Usage | None) -> WindowTokens:
+    """Returns the window with the ratio to what the provider counted, if that was the same request."""
+    ratio = (usage.input_tokens if usage else 0) / max(1, window.own_count)
+    return replace(window, ratio=ratio) if LIMITS[0] <= ratio <= LIMITS[1] else window
 
 
 def overflowed(

@@ -131,7 +131,8 @@ class Cursor:
         ):
             return None
         texts += [*cursor.handed, *cursor.handed.values()]
-        return cursor if all(is_a(text, str) and _is_storable(text) for text in texts) else None
+        storable = (is_a(t, str) and "\0" not in t and t == t.encode(errors="replace").decode() for t in texts)
+        return cursor if all(storable) else None
 
     @property
     def end(self) -> int:
@@ -152,10 +153,6 @@ class Cursor:
         if len(incoming.ids) <= self.end or not self.has_same_ids(incoming):
             return False
         return [*incoming.versions(range(self.before, self.end))] == [*self.handed.values()]
-
-
-def _is_storable(text: str) -> bool:
-    return "\0" not in text and text == text.encode(errors="replace").decode()
 
 
 def kept_positions(incoming: IncomingList, cursor: Cursor) -> list[int] | None:

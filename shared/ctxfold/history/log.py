@@ -35,7 +35,7 @@ from ctxfold.history.records import (
     Unpinned,
     shown_in,
 )
-from ctxfold.history.view import Entry, Prefix, View
+from ctxfold.history.view import Entry, Prefix, View, WindowTokens
 from ctxfold.messages import Message, Usage, is_final, is_prompt, is_question
 from ctxfold.policy.prices import CostLine, Prices, cost_line
 
@@ -112,6 +112,8 @@ class SessionState:
     excerpts: bool = False  # True once an original was too large to be shown
     usage: Usage = field(default_factory=Usage)
     replies: int = 0
+    request: WindowTokens | None = None  # the size of the newest one that was answered
+    request_epoch: int = -1  # in which it was made; -1 when it says nothing of the next one any more
     calibrations: dict[str, Calibrated] = field(default_factory=dict[str, Calibrated])
     goal: GoalSet = field(default_factory=GoalSet)
     deferred: dict[str, Entry] = field(default_factory=dict[str, Entry])  # tool outputs as shown under pressure
@@ -190,9 +192,10 @@ class SessionState:
 
     def _fold(self, record: Record) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of record
         match record.body:
-            case MessageAdded(shown=shown):
+            case MessageAdded(shown=shown, request=request):
                 entry = self._entry(record, shown_in(record, record.body))
                 self._add(entry if shown is None else replace(entry, shown_seq=record.seq), record)
+                self._note_request(entry, request)
             case Restored():
                 self._restore(record, record.body)
             case TurnClosed():
@@ -280,6 +283,13 @@ class SessionState:
         elif entry.id not in self._visible_ids():
             _remember(self.dropped, (entry.id,))  # its turn was closed meanwhile
 
+    def _note_request(self, entry: Entry, request: WindowTokens | None) -> None:
+        """Keeps the size of the newest request, until a message comes that the next one will have to hold."""
+        if request is not None:
+            self.request, self.request_epoch = request, self.epoch
+        elif entry.message.role != "assistant" and entry.message.visibility != "user":
+            self.request_epoch = -1
+
     def _has_place(self, entry: Entry, after: Sequence[Entry]) -> bool:
         """Returns False for a message that is in the view already, because an edit was undone or two writers restored it at once,
         and for a result whose call was undone."""
@@ -318,6 +328,8 @@ class SessionState:
     def _close(self, record: Record, status: TurnStatus) -> None:
         turn_id = record.turn_id or ""
         turn = self.open.pop(turn_id, None)
+        if status != "completed":
+            self.request_epoch = -1
         _remember(self.closed, (turn_id,), CLOSED_TURNS_KEPT)
         if turn is None or status == "discarded":
             self._no_longer_deferred(e.id for e in (turn.entries if turn else ()))

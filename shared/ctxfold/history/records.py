@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 from ctxfold.errors import CtxWarning, MessageError, StoreCorruptError
+from ctxfold.history.view import WindowTokens
 from ctxfold.messages import Message, ToolResultPart, Usage, content_key
 
 if TYPE_CHECKING:
@@ -44,11 +45,14 @@ OWN_REFERENCE = "#\ufdd0"
 class MessageAdded:
     """Adds a message at the end of the log; `shown` is what the model sees instead when the original is too large.
 
+    `request` is the size of the request that a reply answers.
+
     Where tool results of `shown` say `OWN_REFERENCE`, the model sees the message's number.
     """
 
     message: Message
     shown: Message | None = None
+    request: WindowTokens | None = None
     kind: Literal["message_added"] = "message_added"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -28,7 +28,7 @@ from ctxfold.history.records import (
     Unknown,
     shown_in,
 )
-from ctxfold.history.view import Entry
+from ctxfold.history.view import Entry, WindowTokens
 from ctxfold.messages import Message, Usage
 
 SNAPSHOT_VERSION = 1
@@ -96,6 +96,8 @@ class Snapshot(BaseModel):
     subgoals: tuple[tuple[str, int, bool], ...] = ()
     given: tuple[Literal["goal", "subgoal"], ...] = ()
     deferred: tuple[Slot, ...] = ()
+    request: WindowTokens | None = None
+    request_epoch: int = -1
 
     def seqs(self) -> tuple[int, ...]:
         """Returns the number of every record that has to be fetched to show this state."""
@@ -116,7 +118,7 @@ _PLAIN = (
         "summary_calls",
         "saved_tokens",
     ),
-    *("avoided_tokens", "fixed", "excerpts"),
+    *("avoided_tokens", "fixed", "excerpts", "request_epoch"),
 )
 _USAGES = ("usage", "summary_usage")
 _ZONES = ("system", "compressed", "live")
@@ -144,6 +146,7 @@ def dump_state(state: SessionState, counter_id: str) -> str:
         "subgoals": [astuple(s) for s in state.goal.subgoals],
         "given": state.goal.given,
         "deferred": _slots(state.deferred.values()),
+        "request": None if state.request is None else asdict(state.request),
     }
     return json.dumps({name: values[name] for name in Snapshot.model_fields}, separators=(",", ":"))
 
@@ -205,7 +208,7 @@ def load_state(
         setattr(state, name, loader.entries(getattr(snapshot, name)))
     for name in _KEYS:
         setattr(state, name, dict.fromkeys(getattr(snapshot, name)))
-    state.policy_json = snapshot.policy
+    state.policy_json, state.request = snapshot.policy, snapshot.request
     state.open = {k: OpenTurn(loader.entries(t.entries), t.at_s) for k, t in snapshot.open.items()}
     state.revertible, state.undone = list(snapshot.revertible), set(snapshot.undone)
     limits = dict(snapshot.limits)

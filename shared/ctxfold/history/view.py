@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import overload
 
 from ctxfold.messages import Message, is_final, is_question
+
+ZONES = ("system", "summary", "section", "live", "recalled", "tools")  # of a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,36 @@ class Prefix(Sequence[Entry]):
 
 
 @dataclass(frozen=True, slots=True)
+class WindowTokens:
+    """The size of a window by zone, in ctxfold's own count; `tools` has what else was sent, such as the scratch message.
+
+    `ratio` is by how much the model's count is larger.
+    """
+
+    system: int = 0
+    summary: int = 0
+    section: int = 0
+    live: int = 0
+    recalled: int = 0
+    tools: int = 0
+    ratio: float = 1.0
+
+    @property
+    def own_count(self) -> int:
+        return self.system + self.summary + self.section + self.live + self.recalled + self.tools
+
+    @property
+    def zones(self) -> dict[str, int]:
+        """Returns the tokens of each zone as the model counts them."""
+        return {zone: round(getattr(self, zone) * self.ratio) for zone in ZONES}
+
+    @property
+    def total(self) -> int:
+        """Returns the tokens of all zones as the model counts them."""
+        return sum(self.zones.values())
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """Holds the zones of one session at one moment; `turn` holds the asking turn's own messages, if it is open."""
 
@@ -92,6 +125,24 @@ class View:
     @property
     def messages(self) -> tuple[Message, ...]:
         return tuple(entry.message for entry in self)
+
+    def by_zone(self) -> Iterator[tuple[str, Entry]]:
+        """Yields each entry with the zone in which reports name it."""
+        for zone, entries in (
+            ("system", self.system),
+            ("summary", self.compressed),
+            ("live", self.live),
+            ("live", self.turn),
+        ):
+            for entry in entries:
+                yield entry.message.kind if entry.message.kind != "message" else zone, entry
+
+    def measured(self, *, recalled: int = 0, tools: int = 0, ratio: float = 1.0) -> WindowTokens:
+        """Returns the size of a window that shows this view, with these tokens for what else is in it."""
+        zones: Counter[str] = Counter()
+        for zone, entry in self.by_zone():
+            zones[zone] += entry.tokens
+        return WindowTokens(**zones, recalled=recalled, tools=tools, ratio=ratio)
 
     def with_live(self, entries: Iterable[Entry]) -> View:
         """Returns the view with these entries as its live ones."""

@@ -13,6 +13,7 @@ from html import escape
 from itertools import accumulate
 from typing import Any, TypeAlias
 
+from ctxfold.history.view import ZONES
 from ctxfold.messages import Usage
 from ctxfold.policy.prices import MTOK, Prices, cost
 
@@ -24,7 +25,7 @@ COLOURS = {
     "section": "#8b5cf6",
     "live": "#3b82f6",
     "recalled": "#2a9d5c",
-    "beside": "#0f766e",
+    "tools": "#0f766e",
     "free": "transparent",
     "reply": "#9ca3af66",
     "input": "#3b82f6",
@@ -39,7 +40,7 @@ NAMES = {
     "section": "sections",
     "live": "conversation",
     "recalled": "recalled for one request",
-    "beside": "tools and the like",
+    "tools": "tools and the like",
     "free": "free",
     "reply": "kept for the reply",
     "input": "input",
@@ -62,7 +63,6 @@ CHART_STYLE = """
 HEIGHT = 1_000  # of the drawing, in its own units
 MOST_COLUMNS = 600  # of the curves: more turns share a column
 MOST_ROWS = 500  # of the table
-ZONES = ("system", "summary", "section", "live", "recalled")
 TEXTS = ("when (UTC)", "what")  # columns of the table that hold no numbers
 REPORTED = ("cached", "input", "output")
 
@@ -98,7 +98,7 @@ def chart_html(turns: Sequence[Row], budget_tokens: int) -> str:
 
 def _window_chart(columns: Sequence[_Column], budget_tokens: int) -> str:
     shown = [z for z in ZONES if any(c.largest[f"{z}_tokens"] for c in columns)]
-    stacks = [[int(c.largest[f"{z}_tokens"] or 0) for z in shown] for c in columns]
+    stacks = [[int(c.largest[f"{z}_tokens"]) for z in shown] for c in columns]
     high = max(budget_tokens, *(sum(s) for s in stacks))
     budget = _line(f"M0,{_y(budget_tokens, high)}H{len(columns)}", "break", "4 3")
     most = max(columns, key=lambda c: _window_tokens(c.largest))
@@ -109,7 +109,7 @@ def _window_chart(columns: Sequence[_Column], budget_tokens: int) -> str:
     keys = [_key(z, NAMES[z]) for z in shown] + [_key("break", f"budget now, {budget_tokens:,}")]
     marks, mark_keys = _marks(columns)
     return _figure(
-        "Tokens in the window after each turn",
+        "Tokens in the newest request of each turn",
         description,
         columns,
         _areas(shown, stacks, high) + budget,
@@ -165,7 +165,7 @@ def _spent(columns: Sequence[_Column]) -> tuple[list[float], str]:
 
 
 def _window_tokens(turn: Row) -> int:
-    return sum(int(turn[f"{z}_tokens"] or 0) for z in ZONES)
+    return sum(int(turn[f"{z}_tokens"]) for z in ZONES)
 
 
 def _turns(columns: Sequence[_Column]) -> str:
@@ -298,7 +298,7 @@ def _cells(turn: Row) -> dict[str, str]:
     return {
         "turn": "now" if turn["open"] else str(turn["turn"]),
         "when (UTC)": time_text(turn["at_s"]),
-        **{NAMES[z]: "" if turn[f"{z}_tokens"] is None else f"{turn[f'{z}_tokens']:,}" for z in ZONES},
+        **{NAMES[z]: f"{turn[f'{z}_tokens']:,}" if turn[f"{z}_tokens"] else "" for z in ZONES},
         **{name: f"{usage[field]:,}" if usage else "" for name, field in reported.items()},
         "cost": "" if turn["cost"] is None else _money(turn["cost"]),
         "what": ", ".join([*what, *(cause for cause in turn["breaks"] if cause != "compaction")]),

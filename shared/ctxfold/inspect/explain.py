@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -47,9 +47,10 @@ class WindowBlock:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The whole window; `overhead_tokens` is what the newest request held in addition, such as tools.
+    """The whole window, in tokens as the model counts them.
 
-    `gauge` says how much room is left, and when the next compaction is due.
+    `zones` has what the newest request held: "recalled" passages and "tools" too, which are no blocks. `used_tokens` is their
+    sum. A reply is a block before a request holds it. `gauge` says when the next compaction is due.
     """
 
     session: str
@@ -60,24 +61,22 @@ class Explanation:
     compactions: int
     blocks: tuple[WindowBlock, ...]
     prefix: PrefixStats
-    overhead_tokens: int = 0
+    zones: Mapping[str, int]
+    gauge: WindowGauge
     now_s: float = 0.0
-    gauge: WindowGauge | None = None
 
     def _repr_html_(self) -> str:
         return window_html(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
-        if self.gauge is not None:
-            data["gauge"]["forecast"] = self.gauge.forecast
+        data["gauge"]["forecast"] = self.gauge.forecast
         return data
 
     def __str__(self) -> str:
         head = (
             f"session {self.session}: {self.used_tokens} of {self.budget_tokens} tokens used "
-            f"(window {self.context_window}), epoch {self.epoch}, {self.compactions} compactions"
-            f"{f'; {self.gauge.forecast}' if self.gauge is not None else ''}"
+            f"(window {self.context_window}), epoch {self.epoch}, {self.compactions} compactions; {self.gauge.forecast}"
         )
         rows = [
             f"{b.zone:<8} {b.role:<10} {b.tokens:>6}  {b.reference:<6} {b.why:<34} {b.preview}" for b in self.blocks
@@ -100,31 +99,26 @@ class MessageExplanation:
     summaries: tuple[str, ...] = ()
 
 
-def explain(open_session: OpenSession, ports: Ports, gauge: WindowGauge | None = None) -> Flow[Explanation]:
-    """Returns the explanation of the window between turns; reads the records of the visible messages."""
+def explain(open_session: OpenSession, ports: Ports, gauge: WindowGauge) -> Flow[Explanation]:
+    """Returns the explanation of the window, open turns included; reads the records of the visible messages."""
     with open_session.lock:
-        view, pins, compactions = (
-            open_session.state.view(),
-            frozenset(open_session.state.pins),
-            open_session.state.compactions,
-        )
+        size, view = open_session.window_tokens(), open_session.view_of_all()
+        pins, compactions = frozenset(open_session.state.pins), open_session.state.compactions
     stored = yield from StoreCall(Store.fetch, open_session.key, [e.seq for e in view])
     records = {r.seq: r for r in stored}
-    zones = (("system", view.system), ("summary", view.compressed), ("live", view.live))
-    blocks = (_block(zone, e, records.get(e.seq), e.id in pins) for zone, entries in zones for e in entries)
-    rules = open_session.rules()
+    blocks = (_block(zone, e, records.get(e.seq), e.id in pins, size.ratio) for zone, e in view.by_zone())
     return Explanation(
         session=open_session.key.session,
-        context_window=open_session.window_rules().context_window,
-        budget_tokens=rules.budget_tokens,
-        used_tokens=view.tokens,
+        context_window=gauge.context_window,
+        budget_tokens=gauge.budget_tokens,
+        used_tokens=gauge.used_tokens,
         epoch=view.epoch,
         compactions=compactions,
         blocks=tuple(blocks),
         prefix=open_session.tracker.stats(),
-        overhead_tokens=open_session.overhead_tokens,
-        now_s=ports.clock.now_s(),
+        zones=size.zones,
         gauge=gauge,
+        now_s=ports.clock.now_s(),
     )
 
 
@@ -288,13 +282,13 @@ def with_hidden(stored: Sequence[Message], changed: Sequence[Message]) -> list[M
     return [*after.get(-1, ()), *(each for i, m in enumerate(changed) for each in (m, *after.get(i, ())))]
 
 
-def _block(zone: str, entry: Entry, record: Record | None, pinned: bool) -> WindowBlock:
+def _block(zone: str, entry: Entry, record: Record | None, pinned: bool, ratio: float) -> WindowBlock:
     text = " ".join(entry.message.text.split())
     return WindowBlock(
-        zone="section" if entry.message.kind == "section" else zone,
+        zone=zone,
         id=entry.id,
         role=entry.message.role,
-        tokens=entry.tokens,
+        tokens=round(entry.tokens * ratio),
         why=_why(entry, pinned),
         preview=text if len(text) <= 60 else f"{text[:57]}...",
         reference=entry.reference if entry.number else "",

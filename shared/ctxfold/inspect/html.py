@@ -102,16 +102,16 @@ def body(report: Row, *, search: str = "") -> str:
 def _head(report: Row) -> str:
     head = (
         f"{report['used_tokens']:,} of {report['budget_tokens']:,} tokens used, window {report['context_window']:,}, "
-        f"epoch {report['epoch']}, {report['compactions']} compactions"
+        f"epoch {report['epoch']}, {report['compactions']} compactions; {report['gauge']['forecast']}"
     )
-    if report.get("gauge"):
-        head += f"; {report['gauge']['forecast']}"
     return f"<h3>Session {escape(report['session'])}</h3><p>{escape(head)}</p>"
 
 
 def _window(report: Row, shown: Sequence[str]) -> str:
     """Returns the window in the order in which it is sent; `shown` are the whole texts of its blocks, or nothing."""
-    parts = _shares(report)
+    budget = int(report["budget_tokens"])
+    free = max(0, budget - int(report["used_tokens"]))
+    parts: dict[str, int] = {**report["zones"], "free": free, "reply": int(report["context_window"]) - budget}
     total = max(1, sum(parts.values()))
     bar = "".join(
         f'<span data-zone="{zone}" title="{NAMES[zone]}: {tokens:,} tokens" '
@@ -132,17 +132,6 @@ def _window(report: Row, shown: Sequence[str]) -> str:
     return (
         f'<div class="bar" role="img" aria-label="{label}">{bar}</div><p>{keys}</p>{blocks}{_prefix(report["prefix"])}'
     )
-
-
-def _shares(report: Row) -> dict[str, int]:
-    """Returns the tokens of each part of the context window, in the order in which they are sent."""
-    blocks: Sequence[Row] = report["blocks"]
-    zones = {
-        zone: sum(b["tokens"] for b in blocks if b["zone"] == zone) for zone in ("system", "summary", "section", "live")
-    }
-    overhead, budget = int(report["overhead_tokens"]), int(report["budget_tokens"])
-    free = max(0, budget - sum(zones.values()) - overhead)
-    return {**zones, "beside": overhead, "free": free, "reply": max(0, int(report["context_window"]) - budget)}
 
 
 def _block(block: Row, now_s: float, text: str | None) -> str:

@@ -111,27 +111,23 @@ class Inspection:
         return "\n".join([str(self.window), "", "What happened:", *(steps or ["nothing yet"])])
 
 
-def inspect(open_session: OpenSession, ports: Ports, gauge: WindowGauge | None = None) -> Flow[Inspection]:
+def inspect(open_session: OpenSession, ports: Ports, gauge: WindowGauge) -> Flow[Inspection]:
     """Returns the whole report; reads the whole log."""
     records = yield from StoreCall(Store.read, open_session.key)
     with open_session.lock:
         state = open_session.state.copy()
     window = yield from explain(open_session, ports, gauge)
+    timeline = (_timeline_entry(r, records, undone=r.id in state.undone) for r in records)
     stored = _stored(state, records)
     texts = {e.id: _text(e.message) for e in state.view()}
     return Inspection(
         window,
-        _timeline(state, records),
+        tuple(step for step in timeline if step is not None),
         stored[-MOST_MESSAGES:],
         left_out=max(0, len(stored) - MOST_MESSAGES),
-        turns=turn_figures(state, records, open_session.recalled_tokens, ports.prices),
+        turns=turn_figures(state, records, ports.prices),
         shown=tuple(texts.get(b.id, "") for b in window.blocks),
     )
-
-
-def _timeline(state: SessionState, records: Sequence[Record]) -> tuple[TimelineEntry, ...]:
-    entries = (_timeline_entry(r, records, undone=r.id in state.undone) for r in records)
-    return tuple(entry for entry in entries if entry is not None)
 
 
 def _timeline_entry(record: Record, records: Sequence[Record], *, undone: bool) -> TimelineEntry | None:
@@ -150,7 +146,8 @@ def _timeline_entry(record: Record, records: Sequence[Record], *, undone: bool) 
 def _edited(body_: Body) -> tuple[str, str] | None:
     match body_:
         case MessageAdded(message=message) | MessageInserted(message=message) if message.kind == "section":
-            return "section", _kind(message)
+            note = section_note(message)
+            return "section", "" if note is None else note.kind
         case MessageInserted(message=message):
             return "edit", f"{message.id} put in"
         case MessageReplaced(message=message):
@@ -163,11 +160,6 @@ def _edited(body_: Body) -> tuple[str, str] | None:
             return "restored", message.id
         case _:
             return None
-
-
-def _kind(message: Message) -> str:
-    note = section_note(message)
-    return "" if note is None else note.kind
 
 
 def _other(record: Record, records: Sequence[Record]) -> tuple[str, str] | None:

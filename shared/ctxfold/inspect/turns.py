@@ -16,7 +16,7 @@ from ctxfold.history.records import (
     Record,
     Undone,
 )
-from ctxfold.lru import LruCache
+from ctxfold.history.view import ZONES, WindowTokens
 from ctxfold.messages import Usage
 from ctxfold.policy.prices import Prices, cost
 
@@ -25,14 +25,13 @@ CHECKPOINT_EVERY = 500  # records; an undo is folded again from the checkpoint b
 
 @dataclass(frozen=True, slots=True)
 class TurnFigures:
-    """The tokens of the window as one turn ended, by zone, in ctxfold's own count; `turn` counts from 1.
+    """The tokens of a turn's newest request, by zone, as the model counts them; `turn` counts from 1.
 
-    A compaction that followed the turn is part of the next row.
+    Where no request is known, those of the window as the turn ended. A compaction that followed the turn is part of the next row.
 
     `usage` sums what providers reported for the turn's replies and summaries, None when they reported nothing. `cost` is its
-    price, None without prices. `recalled_tokens` accompanied the turn's largest request without being stored: they are known
-    where this process made the request, else None. `breaks` says why the next request could not begin with the one before.
-    `open` marks the last row where no turn has ended since the window changed. `at_s` is Unix time.
+    price, None without prices. `breaks` says why the next request could not begin with the one before. `open` marks the last row
+    where no turn has ended since the window changed. `at_s` is Unix time.
     """
 
     turn: int
@@ -41,7 +40,8 @@ class TurnFigures:
     summary_tokens: int
     section_tokens: int
     live_tokens: int
-    recalled_tokens: int | None = None
+    recalled_tokens: int = 0
+    tools_tokens: int = 0
     usage: Usage | None = None
     cost: float | None = None
     compactions: int = 0
@@ -50,21 +50,21 @@ class TurnFigures:
 
     @property
     def window_tokens(self) -> int:
-        return self.system_tokens + self.summary_tokens + self.section_tokens + self.live_tokens
+        return sum(getattr(self, f"{zone}_tokens") for zone in ZONES)
 
 
 @dataclass(slots=True)
 class _Pending:
     """Gathers what happened since the last finished turn."""
 
-    turn_ids: dict[str, None] = field(default_factory=dict[str, None])
+    size: WindowTokens | None = None
     usage: Usage | None = None
     compactions: int = 0
     breaks: dict[str, None] = field(default_factory=dict[str, None])
 
     def add(self, record: Record, *, broken: bool) -> None:
-        if record.turn_id is not None:
-            self.turn_ids[record.turn_id] = None
+        if isinstance(record.body, MessageAdded):
+            self.size = record.body.request or self.size
         reported = _usage(record.body)
         if reported is not None:
             self.usage = (self.usage or Usage()) + reported
@@ -72,16 +72,8 @@ class _Pending:
         if broken:
             self.breaks[_cause(record.body)] = None
 
-    def row(
-        self,
-        turn: int,
-        last: Record,
-        state: SessionState,
-        recalled_tokens: LruCache[str, int],
-        prices: Prices | None,
-    ) -> TurnFigures:
-        recalled = recalled_tokens.get_many(self.turn_ids)
-        zones = _zones(state)
+    def row(self, turn: int, last: Record, state: SessionState, prices: Prices | None) -> TurnFigures:
+        zones = (self.size or state.view().measured()).zones
         return TurnFigures(
             turn=turn,
             at_s=last.at_s,
@@ -89,7 +81,8 @@ class _Pending:
             summary_tokens=zones["summary"],
             section_tokens=zones["section"],
             live_tokens=zones["live"],
-            recalled_tokens=max(recalled.values(), default=None),
+            recalled_tokens=zones["recalled"],
+            tools_tokens=zones["tools"],
             usage=self.usage,
             cost=None if prices is None or self.usage is None else cost(self.usage, prices),
             compactions=self.compactions,
@@ -97,15 +90,10 @@ class _Pending:
         )
 
 
-def turn_figures(
-    state: SessionState,
-    records: Sequence[Record],
-    recalled_tokens: LruCache[str, int],
-    prices: Prices | None,
-) -> tuple[TurnFigures, ...]:
+def turn_figures(state: SessionState, records: Sequence[Record], prices: Prices | None) -> tuple[TurnFigures, ...]:
     """Returns a row for each turn of the log, and one for what came after the last of them.
 
-    `state` is the session as it is now: its counter counts. `recalled_tokens` are those of this process's requests, by turn id.
+    `state` is the session as it is now: its counter counts.
     Compactions that were undone later are shown as they were in force. Erased texts count as nothing.
     """
     replay = _Replay(state, records)
@@ -116,10 +104,10 @@ def turn_figures(
         replay.apply(index)
         pending.add(record, broken=bool(rows) and replay.state.epoch != epoch)
         if replay.state.turns > turns and not isinstance(record.body, Undone):
-            rows.append(pending.row(len(rows) + 1, record, replay.state, recalled_tokens, prices))
+            rows.append(pending.row(len(rows) + 1, record, replay.state, prices))
             pending = _Pending()
     if rows and pending.breaks:
-        row = pending.row(len(rows) + 1, records[-1], replay.state, recalled_tokens, prices)
+        row = pending.row(len(rows) + 1, records[-1], replay.state, prices)
         rows.append(replace(row, open=True))
     return tuple(rows)
 
@@ -141,26 +129,13 @@ class _Replay:
         self.state.apply((self._records[index],))
         while self.state.stale:
             undone = frozenset(self.state.undone)
-            while not self._without(undone, *self._checkpoints[-1]):
-                del self._checkpoints[-1]
-            begin, earlier = self._checkpoints[-1]
+            begin, earlier = self._checkpoints.pop()
+            while any(self._places.get(i, begin) < begin for i in undone - earlier.undone):
+                begin, earlier = self._checkpoints.pop()
+            self._checkpoints.append((begin, earlier))
             self.state = earlier.copy()
             self.state.undone |= undone
             self.state.apply(self._records[begin : index + 1])
-
-    def _without(self, undone: frozenset[str], at: int, checkpoint: SessionState) -> bool:
-        """Returns True where the checkpoint holds nothing of the records that are undone now."""
-        return not any(self._places.get(i, at) < at for i in undone - checkpoint.undone)
-
-
-def _zones(state: SessionState) -> dict[str, int]:
-    """Returns the tokens of each zone of the window."""
-    zones = {"system": 0, "summary": 0, "section": 0, "live": 0}
-    for zone, entries in (("system", state.system), ("summary", state.compressed), ("live", state.live)):
-        for entry in entries:
-            kind = entry.message.kind
-            zones[zone if kind == "message" else kind] += entry.tokens
-    return zones
 
 
 def _usage(body: Body) -> Usage | None:

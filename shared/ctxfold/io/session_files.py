@@ -305,13 +305,9 @@ def _checked(key: SessionKey, numbered: Sequence[tuple[int, Record]], ports: Por
             again.undone = {r.body.record_id for r in done if isinstance(r.body, Undone)}
             again.apply(done)
             state = again
-    _check_legal(state, numbered)
-    return tuple(done)
-
-
-def _check_legal(state: SessionState, numbered: Sequence[tuple[int, Record]]) -> None:
     lines = {r.seq: number for number, r in numbered}
     _check_rounds([(lines[entry.seq], entry.message) for entry in state.view()])
+    return tuple(done)
 
 
 def _check_rounds(numbered: Sequence[tuple[int, Message]], *, waiting: Collection[str] = ()) -> None:

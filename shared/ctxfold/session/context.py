@@ -319,16 +319,17 @@ class AgentContext(SessionHandle, SharesSessions):
         if question is not None:
             check_text("the question", question)
         open_session = yield from self._open_session()
-        return (
-            yield from self._engine.fitter.window(
-                open_session,
-                open_session.stage(self._own_turn(open_session)),
-                recall=recall,
-                question=question,
-                overhead_tokens=overhead_tokens,
-                whole_tail=whole_tail,
-            )
+        fitter, turn_id = self._engine.fitter, self._own_turn(open_session)
+        window = yield from fitter.window(
+            open_session,
+            open_session.stage(turn_id),
+            recall=recall,
+            question=question,
+            overhead_tokens=overhead_tokens,
+            whole_tail=whole_tail,
         )
+        fitter.note_window(open_session, window, overhead_tokens, turn_id)
+        return window
 
     awindow = async_method(window)
 
@@ -435,8 +436,8 @@ class AgentContext(SessionHandle, SharesSessions):
             turns=state.turns,
             compactions=state.compactions,
             turns_since_summary=None if state.summary_turn < 0 else state.turns - state.summary_turn,
-            window_tokens=open_session.view().tokens,
-            budget_tokens=open_session.rules().budget_tokens,
+            window_tokens=open_session.window_tokens().total,
+            budget_tokens=open_session.window_rules().budget_tokens,
             prefix=open_session.tracker.stats(),
             cost=session_cost(state, self._engine.ports.prices),
             summaries=state.summary_usage + open_session.unbooked_usage,
