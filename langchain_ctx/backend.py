@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ctxfold.adapters.model_calls import BorrowedModel
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream, ContextBackend, Reply, Request
 from langchain_ctx.errors import as_backend_error
-from langchain_ctx.inner_model import ForeignChunks, offered, read_stream, window_for
+from langchain_ctx.inner_model import ForeignChunks, offered, window_for
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import may_think, model_name, model_window
 from langchain_ctx.reasoning import capabilities, check_model
@@ -61,25 +62,28 @@ class LangChainBackend(BorrowedModel):
 
     def send(self, request: Request) -> Reply:
         runnable, messages, options = self._call(request)
-        with as_backend_error(self.model):
+        with self.translated():
             answer = runnable.invoke(messages, self._config.copy(), **options)
         return self._reply(answer)
 
     async def asend(self, request: Request) -> Reply:
         runnable, messages, options = self._call(request)
-        with as_backend_error(self.model):
+        with self.translated():
             answer = await runnable.ainvoke(messages, self._config.copy(), **options)
         return self._reply(answer)
 
     def open_stream(self, request: Request) -> ChunkStream:
         runnable, messages, options = self._call(request)
         source = runnable.stream(messages, self._config.copy(), **options)
-        return read_stream(source, ForeignChunks(), self.model).begin()
+        return self.read_stream(source, ForeignChunks()).begin()
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
         runnable, messages, options = self._call(request)
         source = runnable.astream(messages, self._config.copy(), **options)
-        return await read_stream(source, ForeignChunks(), self.model).abegin()
+        return await self.read_stream(source, ForeignChunks()).abegin()
+
+    def translated(self) -> AbstractContextManager[None]:
+        return as_backend_error(self.model)
 
     def _call(
         self, request: Request

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from langchain_core import exceptions as lc
 
 from ctxfold.adapters import model_calls
-from ctxfold.connect import foreign_failure
 from ctxfold.errors import BackendError, ContextOverflowError, CtxError, MessageTooLargeError
 
 
@@ -79,8 +78,6 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (lc.ModelRateLimitError, "rate_limit"),
     (lc.ModelTimeoutError, "timeout"),
     (lc.ModelConnectionError, "connect"),
-    (TimeoutError, "timeout"),
-    (ConnectionError, "connect"),
 )
 
 
@@ -128,11 +125,6 @@ def _model_error(error: BackendError) -> BackendError:
 def as_backend_error(model: str) -> AbstractContextManager[None]:
     """Raises BackendError for whatever a LangChain model raises in the block, with the kind that its class stands for."""
     return model_calls.as_backend_error(model, _kind)
-
-
-def backend_error(error: Exception, model: str) -> BackendError:
-    """Returns a LangChain model's failure as a BackendError."""
-    return foreign_failure(error, model, kind=_kind(error))
 
 
 def _kind(error: Exception) -> str | None:

@@ -16,7 +16,7 @@ from langchain_core.messages.ai import UsageMetadata, add_ai_message_chunks
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import Runnable
 
-from ctxfold.adapters.model_calls import ChunkReader, ModelStream
+from ctxfold.adapters.model_calls import ModelStream
 from ctxfold.adapters.part_order import Place
 from ctxfold.errors import ConfigError, MessageError
 from ctxfold.history.alternation import later_system_as_users
@@ -453,13 +453,9 @@ class _InnerChunks:
         return self._chunks.end()
 
 
-def read_stream(source: Any, reader: ChunkReader[Piece], model: str) -> ModelStream[Piece]:
-    return ModelStream(source, reader, model, partial(as_backend_error, model))
-
-
 def inner_stream(
     source: Any, model: str, pieces: Pieces, output_version: str | None
 ) -> ModelStream[ChatGenerationChunk]:
     """Returns the stream of one of `_stream` and `_astream`; the pieces that an earlier attempt has left are dropped."""
     pieces.forget()
-    return read_stream(source, _InnerChunks(pieces, output_version), model)
+    return ModelStream(source, _InnerChunks(pieces, output_version), model, partial(as_backend_error, model))

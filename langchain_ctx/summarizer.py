@@ -27,21 +27,17 @@ from ctxfold.compaction.summarize import Summary
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import assistant
 from ctxfold.protocols import (
-    AsyncChunkStream,
     BackendCapabilities,
-    Chunk,
-    ChunkStream,
     ContextBackend,
     Reply,
     Request,
     TokenCounter,
     capabilities_of,
 )
-from ctxfold.stream import PlayedStream
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of
 from langchain_ctx.callbacks import listeners
-from langchain_ctx.errors import backend_error, translated
+from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import messages_to_send, window_for
 from langchain_ctx.message_lists import with_given_prompts
 from langchain_ctx.messages import from_langchain, to_langchain
@@ -86,24 +82,14 @@ class ChatModelSummarizer(BorrowedModel):
         return model_name(self._model)
 
     def send(self, request: Request) -> Reply:
-        try:
+        with as_backend_error(f"the summariser {self.model}"):
             answer = self._model.invoke(self._messages(request), _config(), **self._arguments(request))
-        except Exception as error:
-            raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)
 
     async def asend(self, request: Request) -> Reply:
-        try:
+        with as_backend_error(f"the summariser {self.model}"):
             answer = await self._model.ainvoke(self._messages(request), _config(), **self._arguments(request))
-        except Exception as error:
-            raise backend_error(error, f"the summariser {self.model}") from error
         return self._reply(answer)
-
-    def open_stream(self, request: Request) -> ChunkStream:
-        return _played(self.send(request))
-
-    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        return _played(await self.asend(request))
 
     def _messages(self, request: Request) -> list[BaseMessage]:
         return with_given_prompts(window_for(self._model, request), self._given)
@@ -169,12 +155,6 @@ class ReportedSummarizer(BorrowedModel):
         await run.on_llm_end(_result(reply))
         return reply
 
-    def open_stream(self, request: Request) -> ChunkStream:
-        return self._backend.open_stream(request)
-
-    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        return await self._backend.aopen_stream(request)
-
     def _run(self, request: Request) -> CallbackManagerForLLMRun:
         manager = CallbackManager.configure(listeners(), inheritable_tags=TAGS)
         return manager.on_chat_model_start({"name": self.model}, [messages_to_send(request.messages)], name=RUN_NAME)[0]
@@ -210,12 +190,6 @@ def asking_for_summary() -> Generator[None, None, None]:
         yield
     finally:
         var_child_runnable_config.reset(token)
-
-
-def _played(reply: Reply) -> PlayedStream:
-    """Returns the stream of a summary, in one chunk."""
-    text = reply.message.text
-    return PlayedStream((Chunk(content=text, usage=reply.usage, finish_reason=reply.finish_reason, raw=reply.raw),))
 
 
 def as_summarizer(summarizer: Any, setting: str = "summarizer") -> ContextBackend | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM
 from llama_index.core.tools.types import BaseTool, ToolMetadata, ToolOutput
 
-from ctxfold.adapters.model_calls import BorrowedModel, ModelStream, as_backend_error
+from ctxfold.adapters.model_calls import BorrowedModel, ModelStream
 from ctxfold.connect import reasoning_rules
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.history.alternation import later_system_as_users
@@ -269,15 +268,6 @@ class LlamaIndexBackend(BorrowedModel):
         raise ConfigError(
             f"{type(self.llm).__name__} does not support function calls: leave tools out, or use another LLM"
         )
-
-    def translated(self) -> AbstractContextManager[None]:
-        """Returns a context manager that turns every exception of the LLM into BackendError."""
-        return as_backend_error(self.model)
-
-    def read_stream(
-        self, source: Iterator[ChatResponse] | AsyncIterator[ChatResponse], reader: CumulativeChunks
-    ) -> ModelStream[ChatResponse]:
-        return ModelStream(source, reader, self.model, self.translated)
 
 
 def window_for(llm: LLM, request: Request) -> list[ChatMessage]:

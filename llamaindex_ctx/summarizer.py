@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -12,11 +11,11 @@ from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.llm import LLM
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
-from ctxfold.adapters.model_calls import BorrowedModel
+from ctxfold.adapters.model_calls import BorrowedModel, as_backend_error
 from ctxfold.engine.request import LIMITS, limit_among
-from ctxfold.errors import BackendError, ConfigError
+from ctxfold.errors import ConfigError
 from ctxfold.messages import assistant
-from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream, ContextBackend, Reply, Request
+from ctxfold.protocols import BackendCapabilities, ContextBackend, Reply, Request
 from ctxfold.validation import kind_of
 from llamaindex_ctx.replies import usage_of
 
@@ -104,16 +103,10 @@ class LlmSummarizer(BorrowedModel):
         with self.marked():
             return _reply(await self.llm.achat(_chat(request)))
 
-    def open_stream(self, request: Request) -> ChunkStream:
-        raise _whole_only(self.model)
-
-    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        raise _whole_only(self.model)
-
     @contextmanager
     def marked(self) -> Generator[None]:
         """Tags the LLM's events within the block as a summary's, and raises every exception of the LLM as BackendError."""
-        with _translated(self.model), instrument_tags(marked("summary")):
+        with as_backend_error(f"the summariser {self.model}"), instrument_tags(marked("summary")):
             yield
 
 
@@ -123,25 +116,6 @@ def _chat(request: Request) -> list[ChatMessage]:
 
 def _reply(response: ChatResponse) -> Reply:
     return Reply(assistant(response.message.content or "", id="summary"), usage_of(response), raw=response.raw)
-
-
-def _whole_only(model: str) -> BackendError:
-    return BackendError(f"{model!r} was given as a summariser and is not streamed: call send or asend", kind="rejected")
-
-
-@contextmanager
-def _translated(model: str) -> Generator[None]:
-    try:
-        yield
-    except BackendError:
-        raise
-    except Exception as error:
-        kind = "server"
-        if isinstance(error, TimeoutError | asyncio.TimeoutError):
-            kind = "timeout"
-        elif isinstance(error, ConnectionError):
-            kind = "connect"
-        raise BackendError(f"the summariser {model!r} failed: {type(error).__name__}: {error}", kind=kind) from error
 
 
 if TYPE_CHECKING:

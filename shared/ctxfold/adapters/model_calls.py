@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import new_class
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
+from ctxfold.backends.base import BackendDefaults
 from ctxfold.connect import foreign_failure
 from ctxfold.errors import BackendError, ConfigError, MessageError
 from ctxfold.messages import Message, tool_result
@@ -53,16 +54,19 @@ def original_error() -> Generator[None]:
         raise cause from cause.__cause__
 
 
-class BorrowedModel:
-    """What backends over a framework's own model have in common: it belongs to its creator, so that closing them does nothing."""
+class BorrowedModel(BackendDefaults):
+    """A backend over a framework's own model, which belongs to its creator: closing the backend does nothing."""
 
     scratch_role = "user"  # a system message at the end is refused by several services
 
-    def close(self) -> None:
-        """Does nothing: the model belongs to its creator."""
+    def translated(self) -> AbstractContextManager[None]:
+        """Returns a context manager that turns every exception of the model into BackendError."""
+        return as_backend_error(self.model)
 
-    async def aclose(self) -> None:
-        """Does nothing: the model belongs to its creator."""
+    def read_stream(
+        self, source: Iterator[Piece] | AsyncIterator[Piece], reader: ChunkReader[Piece]
+    ) -> ModelStream[Piece]:
+        return ModelStream(source, reader, self.model, self.translated, self.classify_chunk)
 
 
 def each_within(
@@ -110,6 +114,7 @@ class ModelStream(Generic[Piece]):
         reader: a new one for each stream.
         model: its name, for error messages.
         translated: makes the block in which the source is read, such as `as_backend_error`.
+        classify: the backend's `classify_chunk`, where a backend reads the stream.
     """
 
     def __init__(
@@ -118,11 +123,13 @@ class ModelStream(Generic[Piece]):
         reader: ChunkReader[Piece],
         model: str,
         translated: Callable[[], AbstractContextManager[None]],
+        classify: Callable[[Chunk], Chunk] = lambda chunk: chunk,
     ) -> None:
         self._source: Any = source
         self._reader = reader
         self._model = model
         self._translated = translated
+        self._classify = classify
         self._first: Piece | None = None
 
     def begin(self) -> Self:
@@ -153,17 +160,17 @@ class ModelStream(Generic[Piece]):
     def __iter__(self) -> Iterator[Chunk]:
         piece, self._first = self._first, None
         while piece is not None:
-            yield from self._reader.read(piece)
+            yield from map(self._classify, self._reader.read(piece))
             piece = self._next()
-        yield from self._reader.end()
+        yield from map(self._classify, self._reader.end())
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         piece, self._first = self._first, None
         while piece is not None:
-            for chunk in self._reader.read(piece):
+            for chunk in map(self._classify, self._reader.read(piece)):
                 yield chunk
             piece = await self._anext()
-        for chunk in self._reader.end():
+        for chunk in map(self._classify, self._reader.end()):
             yield chunk
 
     def close(self) -> None:

@@ -1,30 +1,43 @@
-"""Defines BaseBackend, which derives a whole backend from one method, and replies played as streams."""
+"""Defines what all backends share, BaseBackend, which derives a whole one from one method, and replies played as streams."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ctxfold._lifecycle import Closing
-from ctxfold.messages import Opaque, ReasoningPart, TextPart, ToolCallPart
-from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, Chunk, ChunkStream, Reply, Request, ToolCallDelta
-from ctxfold.stream import PlayedStream
+from ctxfold.messages import Message, Opaque, ReasoningPart, TextPart, ToolCallPart, ToolSpec
+from ctxfold.protocols import (
+    AsyncChunkStream,
+    BackendCapabilities,
+    Chunk,
+    ChunkStream,
+    Ids,
+    Reply,
+    Request,
+    ToolCallDelta,
+    UuidIds,
+    Wire,
+)
+from ctxfold.stream import Fold, PlayedStream
+from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import TextCounter, text_counter
 
 
-class BaseBackend(ABC, Closing):
-    """A backend of your own: set `model` and write `send`; everything else is derived and may be overridden.
+class BackendDefaults(Closing, ABC):
+    """Everything of a backend that `model` and `send` imply; each method may be overridden."""
 
-    `asend` runs `send` in a worker thread, and a stream yields the whole reply as one chunk. Override `asend`, `open_stream`
-    and `aopen_stream` for a service that has these forms, and `close` and `aclose` where connections are kept open.
-    `ctxfold.testing.backend_suite` tests the result.
-    """
+    if TYPE_CHECKING:
 
-    model: str
-    context_window: int | None = None
-    scratch_role: str = "user"  # several services refuse a system message at the end
-    capabilities: BackendCapabilities = BackendCapabilities()
+        @property
+        def model(self) -> str: ...
+
+    wire: Wire = "openai_chat"  # whose shape lines and request messages have
+    _ids: Ids = UuidIds()
+    _piece_chars = 0  # of a text in a stream that is derived; 0 leaves texts whole
 
     @abstractmethod
     def send(self, request: Request) -> Reply:
@@ -34,16 +47,90 @@ class BaseBackend(ABC, Closing):
         return await asyncio.to_thread(self.send, request)
 
     def open_stream(self, request: Request) -> ChunkStream:
-        return PlayedStream(tuple(reply_chunks(self.send(request))))
+        return self._played(self.send(request))
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        return PlayedStream(tuple(reply_chunks(await self.asend(request))))
+        return self._played(await self.asend(request))
+
+    def _played(self, reply: Reply) -> PlayedStream:
+        return PlayedStream(tuple(map(self.classify_chunk, reply_chunks(reply, self._piece_chars))))
+
+    def classify_chunk(self, chunk: Chunk) -> Chunk:
+        """Returns the chunk with each text in the field of what it is: `reasoning`, `content`, or `tool_calls`.
+
+        Every chunk of a stream passes through here. Override it for a service that marks its thinking in a way of its own, which
+        `chunk.raw` shows.
+        """
+        return chunk
+
+    def merge_chunks(self, chunks: Iterable[Chunk]) -> Message | None:
+        """Returns the message that the chunks of one reply form; None when they are empty."""
+        fold = Fold(self._ids.new(), self.model)
+        for chunk in chunks:
+            fold.feed(chunk)
+        message = fold.close().message
+        return message if message.parts else None
+
+    def extract_messages(self, responses: Iterable[Reply | Chunk]) -> list[Message]:
+        """Returns the messages of whole replies, and the one message that the chunks of a reply form."""
+        items = list(responses)
+        replies = [one.message for one in items if isinstance(one, Reply)]
+        merged = self.merge_chunks(one for one in items if isinstance(one, Chunk))
+        return replies if merged is None else [*replies, merged]
+
+    def to_system_message(self, message: Message) -> Message:
+        """Returns a system message with the text and id of the message."""
+        return Message(message.id, "system", (TextPart(message.text),), kind=message.kind)
+
+    def to_request_messages(self, messages: Sequence[Message], *, model: str | None = None) -> list[dict[str, Any]]:
+        """Returns the messages as rows of chat completions, with reasoning only where a message preserves its own."""
+        from ctxfold.backends.openai_chat.request import project
+        from ctxfold.backends.profile import load_profile
+
+        return project(load_profile("generic"), messages, model=model or self.model)
+
+    def estimate_tokens(self, messages: Sequence[Message], *, tools: Sequence[ToolSpec] = ()) -> int:
+        """Returns the input tokens of the messages and tools, as a counter for the model's name estimates them."""
+        counter = MessageCounter(self._text_counter())
+        return counter.count_all(messages) + counter.count_tools(tools)
+
+    async def aestimate_tokens(self, messages: Sequence[Message], *, tools: Sequence[ToolSpec] = ()) -> int:
+        return self.estimate_tokens(messages, tools=tools)
+
+    def _text_counter(self) -> TextCounter:
+        return text_counter(self.model)
+
+    def message_to_jsonl(self, message: Message) -> str:
+        """Returns the message as one line of JSON in the shape of `wire`; `message_from_jsonl` restores the same message."""
+        from ctxfold.backends.jsonl import to_line
+
+        return to_line(message, self.wire)
+
+    def message_from_jsonl(self, line: str) -> Message:
+        """Returns the message of a line in the shape of `wire`, or in that of another wire when the line says so."""
+        from ctxfold.backends.jsonl import from_line
+
+        return from_line(line, self.wire, self._ids.new)
 
     def close(self) -> None:
         """Does nothing, as no connection is kept open."""
 
     async def aclose(self) -> None:
         self.close()
+
+
+class BaseBackend(BackendDefaults):
+    """A backend of your own: set `model` and write `send`; everything else is derived and may be overridden.
+
+    `asend` runs `send` in a worker thread, and a stream yields the whole reply as one chunk. Override `asend`, `open_stream`
+    and `aopen_stream` for a service that has these forms, and `close` and `aclose` where connections are kept open.
+    `ctxfold.testing.backend_suite` tests the result.
+    """
+
+    model: str  # pyright: ignore[reportIncompatibleMethodOverride]
+    context_window: int | None = None
+    scratch_role: str = "user"  # several services refuse a system message at the end
+    capabilities: BackendCapabilities = BackendCapabilities()
 
 
 def reply_chunks(reply: Reply, piece_chars: int = 0) -> Iterator[Chunk]:

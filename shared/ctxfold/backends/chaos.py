@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from ctxfold.backends.base import BackendDefaults
 from ctxfold.backends.profile import common_rules
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.protocols import (
@@ -35,7 +36,7 @@ class _Outcome:
     cut_after: int | None
 
 
-class ChaosBackend:
+class ChaosBackend(BackendDefaults):
     """Wraps a backend and makes calls fail. Call number n of a seed always has the same outcome, also in concurrent use.
 
     A share `error_rate` of the calls fails before it reaches the inner backend. A share `truncate_rate` of the other streams

@@ -9,8 +9,8 @@ import json
 import os
 import re
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -18,8 +18,8 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
-from ctxfold._lifecycle import AsyncClosing, Closing, SyncClosing
-from ctxfold.backends.jsonl import from_line, to_line
+from ctxfold._lifecycle import AsyncClosing, SyncClosing
+from ctxfold.backends.base import BackendDefaults
 from ctxfold.backends.profile import Profile, counter_for, load_profile
 from ctxfold.backends.response_parser import AnswerParser
 from ctxfold.backends.transport import (
@@ -37,7 +37,7 @@ from ctxfold.backends.transport import (
     whole_reply,
 )
 from ctxfold.errors import BackendError, ConfigError, InvalidTextError
-from ctxfold.messages import Message, ProviderSummary, TextPart, ToolSpec
+from ctxfold.messages import Message, ProviderSummary, ToolSpec
 from ctxfold.protocols import (
     AsyncChunkStream,
     BackendCapabilities,
@@ -47,10 +47,8 @@ from ctxfold.protocols import (
     Reply,
     Request,
     UuidIds,
-    Wire,
 )
-from ctxfold.stream import Fold
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import is_a, json_problem, shown_url
 
 if TYPE_CHECKING:
@@ -152,7 +150,7 @@ CREDENTIALS = frozenset({"api-key", "authorization", "x-api-key", "x-goog-api-ke
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
-class HttpBackend(ABC, Closing):
+class HttpBackend(BackendDefaults):
     """A model service over HTTP; safe across threads, tasks and event loops.
 
     Use it with `with` or `async with`; after `close` the next call opens new connections. `timeout_s` limits the wait for the
@@ -165,7 +163,6 @@ class HttpBackend(ABC, Closing):
     With your own `http_client`, `timeout_s` limits each read of a response's head when a connection is reused.
     """
 
-    wire: Wire
     _parser_class: type[AnswerParser]
     default_provider = "generic"
     stream_type = "text/event-stream"
@@ -311,25 +308,6 @@ class HttpBackend(ABC, Closing):
         channel = self._achannel(request)
         return AsyncHttpStream(await adrive(open_answer(self._call(request, stream=True)), channel), channel)
 
-    def merge_chunks(self, chunks: Iterable[Chunk]) -> Message | None:
-        """Returns the message that the chunks of one reply form; None when they are empty."""
-        fold = Fold(self._ids.new(), self._model)
-        for chunk in chunks:
-            fold.feed(chunk)
-        message = fold.close().message
-        return message if message.parts else None
-
-    def extract_messages(self, responses: Iterable[Reply | Chunk]) -> list[Message]:
-        """Returns the messages of whole replies, and the one message that the chunks of a reply form."""
-        items = list(responses)
-        replies = [one.message for one in items if isinstance(one, Reply)]
-        merged = self.merge_chunks(one for one in items if isinstance(one, Chunk))
-        return replies if merged is None else [*replies, merged]
-
-    def to_system_message(self, message: Message) -> Message:
-        """Returns a system message with the text and id of the message."""
-        return Message(message.id, "system", (TextPart(message.text),), kind=message.kind)
-
     def estimate_tokens(self, messages: Sequence[Message], *, tools: Sequence[ToolSpec] = ()) -> int:
         """Returns the input tokens of the messages and tools.
 
@@ -338,22 +316,20 @@ class HttpBackend(ABC, Closing):
         """
         call = self._count_call(messages, tools)
         if call is None:
-            return self._estimated(messages, tools)
+            return super().estimate_tokens(messages, tools=tools)
         channel = self._channel(Request(messages))
-        try:
-            return drive(counted_tokens(call), channel)
-        finally:
-            channel.close()
+        tokens = drive(counted_tokens(call), channel)
+        channel.close()
+        return tokens
 
     async def aestimate_tokens(self, messages: Sequence[Message], *, tools: Sequence[ToolSpec] = ()) -> int:
         call = self._count_call(messages, tools)
         if call is None:
-            return self._estimated(messages, tools)
+            return super().estimate_tokens(messages, tools=tools)
         channel = self._achannel(Request(messages))
-        try:
-            return await adrive(counted_tokens(call), channel)
-        finally:
-            await channel.aclose()
+        tokens = await adrive(counted_tokens(call), channel)
+        await channel.aclose()
+        return tokens
 
     def _count_call(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> HttpCall | None:
         """Returns the call to the endpoint that counts a request; None when the profile has none."""
@@ -390,17 +366,8 @@ class HttpBackend(ABC, Closing):
         """Returns what the counting endpoint takes of a request's body; None when the wire has no such endpoint."""
         return None
 
-    def _estimated(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> int:
-        counter = MessageCounter(counter_for(self.profile))
-        return counter.count_all(messages) + counter.count_tools(tools)
-
-    def message_to_jsonl(self, message: Message) -> str:
-        """Returns the message as one line of JSON in the provider's shape; `message_from_jsonl` restores the same message."""
-        return to_line(message, self.wire)
-
-    def message_from_jsonl(self, line: str) -> Message:
-        """Returns the message of a line in the provider's shape, or in that of another wire when the line says so."""
-        return from_line(line, self.wire, self._ids.new)
+    def _text_counter(self) -> TextCounter:
+        return counter_for(self.profile)
 
     def close(self) -> None:
         if self._clients is not None:
@@ -467,6 +434,7 @@ class HttpBackend(ABC, Closing):
             self._hide,
             self._ids.new(),
             resolved.model or self._model,
+            self.classify_chunk,
         )
 
     def _headers_for(self, profile: Profile, body: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, str]:

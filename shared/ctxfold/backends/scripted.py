@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from ctxfold.backends.base import BaseBackend, reply_chunks
+from ctxfold.backends.base import BaseBackend
 from ctxfold.errors import BackendError
 from ctxfold.messages import Message, assistant
 from ctxfold.protocols import AsyncChunkStream, ChunkStream, ContextBackend, Ids, Reply, Request, UuidIds
@@ -48,15 +48,6 @@ class ScriptedBackend(BaseBackend):
 
     async def asend(self, request: Request) -> Reply:
         return self._next(request)
-
-    def open_stream(self, request: Request) -> PlayedStream:
-        return self._played(request)
-
-    async def aopen_stream(self, request: Request) -> PlayedStream:
-        return self._played(request)
-
-    def _played(self, request: Request) -> PlayedStream:
-        return PlayedStream(tuple(reply_chunks(self._next(request), self._piece_chars)))
 
     def _next(self, request: Request) -> Reply:
         with self._lock:

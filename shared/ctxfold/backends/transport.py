@@ -134,6 +134,7 @@ class HttpCall:
     hide: Callable[[str], str]
     message_id: str
     model: str
+    classify: Callable[[Chunk], Chunk]
     now_s: Callable[[], float] = time.monotonic
     wall_s: Callable[[], float] = time.time
 
@@ -193,7 +194,7 @@ class OpenAnswer:
             self._ended = self._drained = True
 
     def _take(self, chunks: list[Chunk]) -> None:
-        self._chunks.extend(chunks)
+        self._chunks.extend(map(self._call.classify, chunks))
         if not self.started:
             self.started = any(c.reasoning or c.content or c.tool_calls or c.refusal for c in chunks)
 
