@@ -70,8 +70,8 @@ class Reply:
 
     `empty_content` says that the service sent content, and that it was empty. A service that shortened the context on its own
     side says so: `usage` covers the context of the answer, `billed` all tokens spent, including the service's summary (None
-    where both are the same), and `applied_edits` holds the provider's reports of what it cleared. `summary` answers a request
-    with `compact`; None where the service wrote none.
+    where both are the same), and `applied_edits` holds the provider's reports of what it cleared,
+    and of thinking that it left out. `summary` answers a request with `compact`; None where the service wrote none.
     """
 
     message: Message

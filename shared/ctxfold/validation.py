@@ -17,9 +17,9 @@ from ctxfold.errors import ConfigError, CtxWarning
 
 K = TypeVar("K", bound=tuple[str, str])
 T = TypeVar("T")
-MAX_JSON_DEPTH = (
-    200  # objects and lists within each other; readers of services stop at 64 to 512, Python's at its own stack
-)
+# objects and lists within each other; readers of services stop at 64 to 512, Python's at its own stack
+MAX_JSON_DEPTH = 200
+FRAME_DEPTH = 10  # of a request around a part of it
 _NOT_THE_CALLER = ("ctxfold", "langchain_ctx", "langchain_core", "llamaindex_ctx")
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -90,14 +90,14 @@ def named(key: K) -> K:
     return key
 
 
-def check_depth(text: str) -> None:
-    """Raises RecursionError for JSON text in which more than MAX_JSON_DEPTH objects and lists lie within each other."""
-    if text.count("{") + text.count("[") <= MAX_JSON_DEPTH:
+def check_depth(text: str, most: int = MAX_JSON_DEPTH) -> None:
+    """Raises RecursionError for JSON text in which more than `most` objects and lists lie within each other."""
+    if text.count("{") + text.count("[") <= most:
         return
     depth = 0
     for match in _BRACKETS.finditer(text):
         depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
-        if depth > MAX_JSON_DEPTH:
+        if depth > most:
             raise RecursionError
 
 
@@ -117,12 +117,14 @@ def _finite(text: str) -> float:
 _read_strictly = json.JSONDecoder(parse_constant=_finite, parse_float=_finite).decode
 
 
-def strict_json(text: str) -> Any:
+def strict_json(text: str, most: int = MAX_JSON_DEPTH - FRAME_DEPTH) -> Any:
     """Returns the value of JSON text that every service reads; raises ValueError or RecursionError for any other text.
+
+    At most `most` objects and lists may lie within each other: by default, so many that a request around them can be read too.
 
     Python's own reader also takes NaN, numbers beyond the range of floats, lone surrogates and any depth.
     """
-    check_depth(text)
+    check_depth(text, most)
     value: object = _read_strictly(text)
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()

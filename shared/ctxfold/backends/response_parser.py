@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from ctxfold.validation import as_dict, as_dicts, check_depth, read_json
 
 # what json.loads does, less its search for white space around the value
 _decode: Callable[[str], tuple[object, int]] = json.JSONDecoder().raw_decode
+MOST_TOKENS = 2**53  # more are no count
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 
 
@@ -197,23 +197,23 @@ class AnswerParser(ABC):
 
 def usage_from(usage: Mapping[str, Any], paths: UsagePaths) -> Usage:
     """Returns the numbers of a usage object; input includes cache hits."""
-    cache_read, cache_write = _at(usage, paths.cache_read), _at(usage, paths.cache_write)
+    cache_read, cache_write = tokens_at(usage, paths.cache_read), tokens_at(usage, paths.cache_write)
     cached = 0 if paths.input_includes_cache else cache_read + cache_write
     return Usage(
-        _at(usage, paths.input) + cached,
-        _at(usage, paths.output),
+        tokens_at(usage, paths.input) + cached,
+        tokens_at(usage, paths.output),
         cache_read,
         cache_write,
-        _at(usage, paths.reasoning),
+        tokens_at(usage, paths.reasoning),
     )
 
 
-def _at(usage: Mapping[str, Any], paths: Iterable[str]) -> int:
+def tokens_at(usage: Mapping[str, Any], paths: Iterable[str]) -> int:
     for path in paths:
         value: object = usage
         for step in path.split("."):
             value = as_dict(value).get(step)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST_TOKENS:
             return int(value)
     return 0
 

@@ -27,7 +27,7 @@ from ctxfold.testing.served_gemini import GenerateContent
 from ctxfold.testing.served_responses import Responses
 from ctxfold.testing.strict import Strict, thinks
 from ctxfold.testing.usage import Meter, PrefixCache, PrefixStats, Prompt, TextCounter, overflow_message
-from ctxfold.validation import json_object, strict_json
+from ctxfold.validation import MAX_JSON_DEPTH, json_object, strict_json
 
 SERVED: tuple[ServedWire, ...] = (ChatCompletions(), Messages(), Converse(), GenerateContent(), Responses())
 _BACKLOG = 4096
@@ -272,7 +272,7 @@ class ModelServer(Closing):
         return ErrorReply(200, {"input_tokens": self._meter.prompt(wire.chat_body(api_request)).total})
 
     async def _chat(self, wire: ServedWire, request: http.HttpRequest, writer: asyncio.StreamWriter) -> bool:
-        body = json_object(request.body, strict_json)
+        body = json_object(request.body, lambda text: strict_json(text, MAX_JSON_DEPTH))
         headers = {name: "[redacted]" if name in _CREDENTIALS else value for name, value in request.headers.items()}
         # a copy: who reads the request cannot change what is being answered
         self._requests.append(RecordedRequest(request.path, headers, dict(body or {}), request.body))

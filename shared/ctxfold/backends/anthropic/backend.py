@@ -14,7 +14,7 @@ from ctxfold.protocols import ContextBackend, Reply, Request
 from ctxfold.validation import as_dict, as_dicts, as_text
 
 BETA = "anthropic-beta"
-COMPACT = "compact_20260112"
+COMPACT, SUMMARIZE = "compact_20260112", "summarize"
 
 _COUNTED = frozenset({"messages", "model", "system", "thinking", "tool_choice", "tools"})
 
@@ -53,8 +53,9 @@ class AnthropicBackend(HttpBackend):
     def _headers_for(self, profile: Profile, body: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, str]:
         """Returns the header that names the beta features of the edits of `context_management`, and of compaction blocks."""
         kinds = [as_text(edit.get("type")) for edit in as_dicts(as_dict(body.get("context_management")).get("edits"))]
-        if any(block.get("type") == "compaction" for row in body["messages"] for block in row["content"]):
-            kinds.append(COMPACT)  # its blocks are known under the same name
+        kinds.append(as_text(as_dict(body.get("compaction")).get("type")))
+        blocks = (block for row in body["messages"] for block in row["content"] if block.get("type") == "compaction")
+        kinds += [SUMMARIZE if "signature" in block else COMPACT for block in blocks]  # known under the same names
         known = [name for name in headers.get(BETA, "").split(",") if name]
         needed = [profile.betas[kind] for kind in kinds if kind in profile.betas]
         return {BETA: ",".join(dict.fromkeys([*known, *needed]))} if needed else {}

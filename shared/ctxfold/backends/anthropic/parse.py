@@ -66,6 +66,7 @@ class MessagesParser(AnswerParser):
         self._usage: dict[str, Any] = {}
         self._model: str | None = None
         self._text_begun = False
+        self._transformed: list[dict[str, Any]] = []
 
     def _payload(self, payload: object, event_name: str) -> list[Chunk]:
         body = as_dict(payload)
@@ -75,6 +76,7 @@ class MessagesParser(AnswerParser):
             case "message_start":
                 message = as_dict(body.get("message"))
                 self._model = as_text(message.get("model")) or None
+                self._transformed = as_dicts(message.get("input_transformations"))
                 self._note_usage(message.get("usage"))
                 return []
             case "content_block_start":
@@ -84,7 +86,9 @@ class MessagesParser(AnswerParser):
             case "content_block_stop":
                 return self._stopped(number, body)
             case "message_delta":
-                return self._message_delta(body)
+                self._note_usage(body.get("usage"))
+                finish = self._finished(as_dict(body.get("delta")).get("stop_reason"))
+                return [self._last(body, finish)] if self._usage or finish else []
             case "message_stop":
                 return self._end()
             case kind:
@@ -143,7 +147,7 @@ class MessagesParser(AnswerParser):
 
     def _stopped(self, number: int, body: Mapping[str, Any]) -> list[Chunk]:
         block = self._open.pop(number, None)
-        if block is None or not block.start:
+        if block is None or not block.kind:  # nobody could take it back
             return []
         match block.kind:
             case "thinking":
@@ -161,11 +165,6 @@ class MessagesParser(AnswerParser):
                 writer = as_text(as_dict(block.start.get("to")).get("model")) if kind == "fallback" else ""
                 self._model = writer or self._model
                 return [self._chunk(body, sealed=block.sealed(), hands_over=bool(writer))]
-
-    def _message_delta(self, body: Mapping[str, Any]) -> list[Chunk]:
-        self._note_usage(body.get("usage"))
-        finish = self._finished(as_dict(body.get("delta")).get("stop_reason"))
-        return [self._last(body, finish)] if self._usage or finish else []
 
     def _reply(self, payload: object) -> list[Chunk]:
         body = as_dict(payload)
@@ -185,12 +184,14 @@ class MessagesParser(AnswerParser):
         iterations = as_dicts(self._usage.get("iterations"))
         billed = sum((usage_from(one, self._profile.usage) for one in iterations), Usage())
         usage = self._usage_in(self._usage)
+        transformed = as_dicts(body.get("input_transformations")) or self._transformed
+        cleared = as_dicts(as_dict(body.get("context_management")).get("applied_edits"))
         return self._chunk(
             body,
             usage=usage,
             finish_reason=finish,
             billed=billed if iterations and billed != usage else None,
-            applied_edits=tuple(as_dicts(as_dict(body.get("context_management")).get("applied_edits"))),
+            applied_edits=(*transformed, *cleared),
         )
 
     def _content(self, block: _OpenBlock, text: str, body: Mapping[str, Any]) -> list[Chunk]:

@@ -19,6 +19,7 @@ from ctxfold.protocols import Chunk, ToolCallDelta, Wire
 from ctxfold.validation import as_dict, as_dicts, as_text, json_object
 
 SERVER_TOOL = "server_tool_use"
+_KNOWN = frozenset({"text", "citationsContent", "reasoningContent", "toolUse"})
 WIRE: Wire = "bedrock_converse"  # the name under which texts keep their citations
 
 
@@ -225,9 +226,12 @@ class ConverseParser(AnswerParser):
                 arguments = tool_input if isinstance(tool_input, str) else json.dumps(tool_input, ensure_ascii=False)
                 opened = self._started(number, {"toolUse": call}, {})
                 return [*opened, self._chunk({}, tool_calls=(ToolCallDelta(number, arguments=arguments),))]
+            # nothing, or what is not of the form that it is taken back in
+            case _ if block.keys() <= _KNOWN and not as_dict(block.get("toolUse")):
+                return []
             case _:
-                self.answered = self.answered or bool(block)
-                return [self._chunk({}, sealed=block)] if block else []
+                self.answered = True
+                return [self._chunk({}, sealed=block)]
 
     def _chunk(self, raw: Mapping[str, Any], **fields: Any) -> Chunk:
         return Chunk(raw=raw, empty_content=self._text_begun, **fields)

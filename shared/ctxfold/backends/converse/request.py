@@ -100,7 +100,8 @@ def message_blocks(message: Message, profile: Profile, *, reasoning: bool = True
         match part:
             case TextPart(text=text):
                 if text.strip():
-                    cited = _citations(part) if own else []
+                    extra = as_dict(json.loads(part.extra or "{}"))
+                    cited = as_list(as_dict(extra.get(WIRE)).get("citations")) if own else []
                     content = {"citationsContent": {"content": [{"text": text}], "citations": cited}}
                     blocks.append(content if cited else {"text": text})
             case ReasoningPart():
@@ -114,11 +115,6 @@ def message_blocks(message: Message, profile: Profile, *, reasoning: bool = True
             case _:  # results are in tool messages, opaque parts are never sent
                 continue
     return blocks
-
-
-def _citations(part: TextPart) -> list[object]:
-    extra = as_dict(None if part.extra is None else json.loads(part.extra))
-    return as_list(as_dict(extra.get(WIRE)).get("citations"))
 
 
 def _reasoning_blocks(part: ReasoningPart) -> list[Block]:

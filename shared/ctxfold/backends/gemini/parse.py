@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
 from ctxfold.backends.profile import Profile
-from ctxfold.backends.response_parser import AnswerParser, first_choice
+from ctxfold.backends.response_parser import AnswerParser, first_choice, tokens_at
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta, Wire
-from ctxfold.validation import as_dict, as_dicts, as_text, strict_text
+from ctxfold.validation import MAX_JSON_DEPTH, as_dict, as_dicts, as_text, strict_text
 
 WIRE: Wire = "gemini"  # the name under which parts keep what stood beside them
 
 _SIGNATURE = "thoughtSignature"
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d{1,9})\]|\[['\"](.*?)['\"]\]")  # of a JSON path
+_VALUES = ("stringValue", "numberValue", "boolValue")
 _TEXT = frozenset({"text", "thought"})
 _COUNTS = ("promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount", "cachedContentTokenCount")
 
@@ -31,6 +34,7 @@ class GeminiParser(AnswerParser):
         self._model: str | None = None
         self._calls = 0
         self._call_ids: set[str] = set()
+        self._arguments: Any = None  # of a call that has not ended
         self._candidates = False
         self._empty_content = False
 
@@ -111,26 +115,32 @@ class GeminiParser(AnswerParser):
         return {"content": text, "text_extra": {WIRE: extra}, "own_part": True}
 
     def _call(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a call, or a piece of one: its arguments may come in pieces, and are complete with its last part."""
         call = as_dict(part["functionCall"])
+        continues = self._arguments is not None and "name" not in call
+        if not continues:
+            self._arguments = call.get("args") or {}
+        for piece in as_dicts(call.get("partialArgs")):
+            _set_argument({"$": self._arguments}, piece)
+        arguments = ""
+        if not call.get("willContinue"):
+            arguments, self._arguments = json.dumps(_filled(self._arguments), ensure_ascii=False), None
+        if continues:
+            return {"tool_calls": (ToolCallDelta(self._calls - 1, arguments=arguments),)}
         extra = {name: value for name, value in part.items() if name != "functionCall"}
         identity = as_text(call.get("id"))
         if identity in self._call_ids:
             identity = ""  # two calls with one id could not be told apart
         self._call_ids.add(identity)
-        delta = ToolCallDelta(
-            self._calls,
-            identity or None,
-            as_text(call.get("name")) or None,
-            json.dumps(call.get("args") or {}, ensure_ascii=False),
-            strict_text({WIRE: extra}) if extra else None,
-        )
+        name, beside = as_text(call.get("name")) or None, strict_text({WIRE: extra}) if extra else None
+        delta = ToolCallDelta(self._calls, identity or None, name, arguments, beside)
         self._calls += 1
         self.answered = True
         return {"tool_calls": (delta,), "own_part": True}
 
     def _sealed(self, part: Mapping[str, Any]) -> dict[str, Any] | None:
         """Keeps a part of a server's own tool, an image, or one of a kind unknown here, as it came."""
-        if not part:
+        if part.keys() <= {*_TEXT, _SIGNATURE}:  # nothing, or a text that is none
             return None
         self.answered = True
         return {"sealed": part}
@@ -151,12 +161,36 @@ def _parts(candidate: Mapping[str, Any]) -> list[dict[str, Any]]:
     return as_dicts(as_dict(candidate.get("content")).get("parts"))
 
 
+def _set_argument(arguments: dict[Any, Any], piece: Mapping[str, Any]) -> None:
+    """Sets the value at the piece's path, or continues the text there; a list is an object with numbers as names for now.
+
+    `arguments` holds those of the call under "$", with which each path begins.
+    """
+    found = _STEP.findall(as_text(piece.get("jsonPath")))[:MAX_JSON_DEPTH]
+    steps = ["$", *(int(number) if number else name or quoted for name, number, quoted in found)]
+    for step in steps[:-1]:
+        if not isinstance(arguments.get(step), dict):
+            arguments[step] = {}
+        arguments = arguments[step]
+    value = next((piece[name] for name in _VALUES if name in piece), None)
+    known = arguments.get(steps[-1])
+    arguments[steps[-1]] = known + value if isinstance(known, str) and isinstance(value, str) else value
+
+
+def _filled(value: Any) -> Any:
+    """Returns arguments that came in pieces with their lists."""
+    fields: dict[Any, Any] = {name: _filled(inner) for name, inner in as_dict(value).items()}
+    if not fields:
+        return value
+    return list(fields.values()) if all(type(name) is int for name in fields) else fields
+
+
 def _usage(metadata: object) -> Usage | None:
     """Returns the numbers of a usage object, which leaves thoughts out of the output; None when it has none."""
     if not isinstance(metadata, dict):
         return None
     numbers = cast("dict[str, object]", metadata)
-    counts = [value if type(value) is int and value > 0 else 0 for value in map(numbers.get, _COUNTS)]
+    counts = [tokens_at(numbers, (name,)) for name in _COUNTS]
     if not any(counts) and numbers.keys().isdisjoint(_COUNTS):
         return None
     prompt, answer, thoughts, cached = counts
@@ -165,5 +199,5 @@ def _usage(metadata: object) -> Usage | None:
 
 def _billed(metadata: object, usage: Usage | None) -> Usage | None:
     """Returns the usage with what the service's own tools brought, which is input beside the prompt; None without any."""
-    tools = as_dict(metadata).get("toolUsePromptTokenCount")
-    return usage + Usage(tools) if usage is not None and type(tools) is int and tools > 0 else None
+    tools = tokens_at(as_dict(metadata), ("toolUsePromptTokenCount",))
+    return usage + Usage(tools) if usage is not None and tools else None

@@ -11,6 +11,7 @@ from ctxfold.backends.openai_responses.items import Item
 from ctxfold.backends.openai_responses.parse import ResponsesParser
 from ctxfold.backends.openai_responses.request import project, request_body, tool_body
 from ctxfold.backends.profile import Profile, counter_for, json_lines
+from ctxfold.backends.transport import Parser
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Reply, Request
 from ctxfold.tokens.counter import MESSAGE_OVERHEAD_TOKENS
@@ -56,6 +57,9 @@ class OpenAIResponsesBackend(HttpBackend):
 
     def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
         return request_body(profile, request, model=model, stream=stream)
+
+    def _parser(self, profile: Profile, request: Request) -> Parser:
+        return ResponsesParser(profile, limit=request.max_tokens, hide=self._hide)
 
 
 def _item_text(item: Item) -> str:

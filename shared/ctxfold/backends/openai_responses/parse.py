@@ -62,8 +62,9 @@ class ResponsesParser(AnswerParser):
     events repeat counts once. Each message, call and reasoning chunk ends with the item's own fields; other items are sealed.
     """
 
-    def __init__(self, profile: Profile, *, hide: Callable[[str], str] = str) -> None:
+    def __init__(self, profile: Profile, *, limit: int | None = None, hide: Callable[[str], str] = str) -> None:
         super().__init__(profile, hide=hide)
+        self._limit = limit  # of the request, in tokens
         self._model: str | None = None
         self._items: list[_OpenItem] = []  # unfinished or held, in the order of the output
         self._all: list[_OpenItem] = []
@@ -369,7 +370,8 @@ class ResponsesParser(AnswerParser):
 
     def _end_reasoning(self, item: _OpenItem, final: Mapping[str, Any]) -> list[Chunk]:
         self._reasoning_id = as_text(final.get("id")) or None
-        summary = [as_text(part.get("text")) for part in as_dicts(final.get("summary"))]
+        final = {**final, "summary": as_dicts(final.get("summary"))}  # without it, the item is not taken back
+        summary = [as_text(part.get("text")) for part in final["summary"]]
         raw = [as_text(part.get("text")) for part in as_dicts(final.get("content"))]
         source = item.reasoned_by or ("summary" if any(summary) else "content")
         chunks: list[Chunk] = []
@@ -397,7 +399,9 @@ class ResponsesParser(AnswerParser):
 
     def _terminal(self, response: Mapping[str, Any], name: str) -> list[Chunk]:
         self._model = as_text(response.get("model")) or self._model
-        status = as_text(response.get("status")) or name
+        status, usage = as_text(response.get("status")) or name, self._usage_in(response.get("usage"))
+        if status == "completed" and self._limit and usage is not None and usage.output_tokens >= self._limit:
+            status = "incomplete"  # llama.cpp says completed of an answer that its limit has cut
         # a compaction that was asked for is an answer, and has no status
         self.answered = self.answered or response.get("object") == "response.compaction"
         chunks = self._rest_of_output(as_dicts(response.get("output")), status)
@@ -408,7 +412,7 @@ class ResponsesParser(AnswerParser):
         error = as_dict(response.get("error"))
         if error:
             self._failed(error)
-        chunks.append(self._chunk(response, usage=self._usage_in(response.get("usage")), finish_reason=finish))
+        chunks.append(self._chunk(response, usage=usage, finish_reason=finish))
         return [*chunks, *self._end()]
 
     def _rest_of_output(self, output: list[Item], status: str) -> list[Chunk]:

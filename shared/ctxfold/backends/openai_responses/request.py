@@ -24,6 +24,7 @@ from ctxfold.backends.profile import (
 from ctxfold.history.alternation import alternating
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolSpec, joined_texts
 from ctxfold.protocols import Request
+from ctxfold.validation import as_text
 
 INCLUDE = "reasoning.encrypted_content"
 MAX_CALL_ID_CHARS = 64
@@ -34,17 +35,17 @@ _STORED = ("conversation", "previous_response_id")
 def request_body(profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
     """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
     check_extra(request, _RESERVED)
-    if request.compact:
-        return _compact_body(profile, request, model=model)
-    stored = any(request.extra.get(name) is not None for name in _STORED)
+    stored = not request.compact and any(request.extra.get(name) is not None for name in _STORED)
     messages = _since_last_reply(request.messages) if stored else request.messages
     refused = 0 if stored else request.refused_before
-    store = request.extra.get("store") is True
+    store = not request.compact and request.extra.get("store") is True
     earlier = request.messages if stored else ()
     projected = project(profile, messages, model=model, refused_before=refused, store=store, earlier=earlier)
     body: dict[str, Any] = {"model": model, "input": projected.items}
     if projected.instructions:
         body["instructions"] = projected.instructions
+    if request.compact:  # a summary of the service's own takes neither tools nor settings of a reply
+        return body
     tools = [*(tool_body(tool) for tool in request.tools), *_listed(request.extra.get("tools"))]
     if tools:
         body["tools"] = tools
@@ -67,13 +68,6 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     body |= thinking_fields(profile, request.thinking)
     body |= {name: value for name, value in request.extra.items() if name not in ("include", "tools")}
     return without_refused(profile, body, request.thinking)
-
-
-def _compact_body(profile: Profile, request: Request, *, model: str) -> dict[str, Any]:
-    """Returns the body of a request for the service's own summary, which takes neither tools nor settings of a reply."""
-    projected = project(profile, request.messages, model=model, refused_before=request.refused_before)
-    body: dict[str, Any] = {"model": model, "input": projected.items}
-    return {**body, "instructions": projected.instructions} if projected.instructions else body
 
 
 def _since_last_reply(messages: Sequence[Message]) -> list[Message]:
@@ -334,12 +328,12 @@ def _sendable(group: Sequence[_Entry]) -> list[Item]:
     """
     reasoning = [entry for entry in group if entry.reasons]
     others = [entry for entry in group if not entry.reasons]
-    ids = {cast("Item", entry.whole).get("id") for entry in reasoning}
+    ids = {as_text(cast("Item", entry.whole).get("id")) for entry in reasoning}
     torn = bool(others) and (others[0].whole is None or others[0].after not in {None, *ids})
     if reasoning and torn:
         reasoning = []
     items: list[Item] = [entry.whole for entry in reasoning if entry.whole is not None]
-    reasoning_ids = {item.get("id") for item in items}
+    reasoning_ids = {as_text(item.get("id")) for item in items}
     for entry in others:
         item = entry.whole if entry.after is None or entry.after in reasoning_ids else entry.bare
         item = entry.bare if entry.whole is None else item
