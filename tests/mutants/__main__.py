@@ -11,7 +11,6 @@ import argparse
 import compileall
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,11 +22,11 @@ from typing import Literal, TypeAlias
 
 from tests.mutants import AREAS, MUTANTS
 from tests.mutants.mutant import ROOT, Mutant, mutated, problems
+from tests.mutants.serve import TIMED_OUT, TestServer
 
 LEFT_OUT = (".*", "__pycache__", "build", "dist", "site")  # of the tree that is copied
 SHARE = 0.95  # of the mutants that have to be killed
 TIMEOUT_S = 300.0  # a mutant that hangs counts as killed
-OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin")
 Result: TypeAlias = Literal["killed", "survived", "not tried"]
 
 
@@ -39,59 +38,54 @@ def _copied(to: Path) -> Path:
     return to
 
 
-def _run(root: Path, tests: Sequence[str], timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs tests in a copy of the source tree."""
-    paths = os.pathsep.join((str(root), str(root / "shared")))
-    environment = os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins take longer to load than most of the tests
-    command = [sys.executable, "-m", "pytest", *OPTIONS, *(f"tests/{t}" for t in tests)]
-    return subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-    )
-
-
-def _try(mutant: Mutant, root: Path) -> tuple[Result, str]:
+def _try(mutant: Mutant, root: Path, server: TestServer) -> tuple[Result, str]:
     """Returns what became of a mutant in the copy at `root`, with the last lines of the tests' output."""
     path = root / "shared" / "ctxfold" / mutant.file
     original, times = path.read_bytes(), path.stat()
     try:
         path.write_text(mutated(mutant, root), encoding="utf-8")
-        done = _run(root, mutant.tests, TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return "killed", f"by the time-out of {TIMEOUT_S:g} s"
+        code, output = server.run(mutant.tests, TIMEOUT_S)
     finally:
         path.write_bytes(original)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # what was compiled from it is valid again
-    lines = done.stdout.strip().splitlines()
-    last = next((line for line in lines if line.startswith("FAILED")), lines[-1] if lines else done.stderr[-500:])
+    if code == TIMED_OUT:
+        return "killed", f"by the time-out of {TIMEOUT_S:g} s"
+    lines = output.strip().splitlines() or [""]
+    last = next((line for line in lines if line.startswith("FAILED")), lines[-1])
     results: dict[int, Result] = {0: "survived", 1: "killed"}
-    return results.get(done.returncode, "not tried"), last
+    return results.get(code, "not tried"), last
 
 
-def _check_unchanged(mutants: Sequence[Mutant], root: Path) -> None:
+def _check_unchanged(mutants: Sequence[Mutant], server: TestServer) -> None:
     """Exits unless the tests pass without any change: a test that fails anyway kills nothing."""
-    done = _run(root, sorted({test for mutant in mutants for test in mutant.tests}))
-    if done.returncode:
-        sys.exit(f"the tests do not pass on the unchanged sources:\n{done.stdout[-3_000:]}{done.stderr[-1_000:]}")
+    code, output = server.run(sorted({test for mutant in mutants for test in mutant.tests}))
+    if code:
+        sys.exit(f"the tests do not pass on the unchanged sources:\n{output[-4_000:]}")
 
 
 def _results(mutants: Sequence[Mutant], workers: int) -> Iterator[tuple[Mutant, Result, str]]:
     """Tries the mutants, as many at once as there are workers; yields what became of them in their order."""
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(workers):
-            copies.put(_copied(Path(folder, str(number))))
+        roots = [_copied(Path(folder, str(number))) for number in range(workers)]
+        servers = [TestServer(root) for root in roots]
+        copies: SimpleQueue[tuple[Path, TestServer]] = SimpleQueue()
+        for copy in zip(roots, servers, strict=True):
+            copies.put(copy)
 
         def tried(mutant: Mutant) -> tuple[Mutant, Result, str]:
-            root = copies.get()
+            copy = copies.get()
             try:
-                return mutant, *_try(mutant, root)
+                return mutant, *_try(mutant, *copy)
             finally:
-                copies.put(root)
+                copies.put(copy)
 
-        _check_unchanged(mutants, Path(folder, "0"))
-        with ThreadPoolExecutor(workers) as pool:
-            yield from pool.map(tried, mutants)
+        try:
+            _check_unchanged(mutants, servers[0])
+            with ThreadPoolExecutor(workers) as pool:
+                yield from pool.map(tried, mutants)
+        finally:
+            for server in servers:
+                server.close()
 
 
 def main() -> int:

@@ -400,7 +400,7 @@ class ResponsesParser(AnswerParser):
     def _terminal(self, response: Mapping[str, Any], name: str) -> list[Chunk]:
         self._model = as_text(response.get("model")) or self._model
         status, usage = as_text(response.get("status")) or name, self._usage_in(response.get("usage"))
-        if status == "completed" and self._limit and usage is not None and usage.output_tokens >= self._limit:
+        if status == "completed" and self._limit and usage is not None and usage.output_tokens == self._limit:
             status = "incomplete"  # llama.cpp says completed of an answer that its limit has cut
         # a compaction that was asked for is an answer, and has no status
         self.answered = self.answered or response.get("object") == "response.compaction"
