@@ -228,8 +228,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "backends/anthropic/backend.py",
         (
             "a_compaction_block_goes_without_its_beta",
-            "            kinds.append(COMPACT)  # its blocks are known under the same name\n",
-            "            pass\n",
+            '        kinds += [SUMMARIZE if "signature" in block else COMPACT for block in blocks]  # known under the same names\n',
+            "        pass\n",
             "wire/test_provider_compaction.py::test_forty_turns_over_three_summaries_then_the_service_is_gone",
         ),
     ),
