@@ -14,6 +14,7 @@ from typing import Any, Self, TypeAlias, Unpack
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, message_to_dict
 
+from ctxfold import OrphanToolResultError
 from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.effects import Flow, StoreCall, flow_of
 from ctxfold.engine.engine import Engine
@@ -21,7 +22,7 @@ from ctxfold.engine.fit import Window
 from ctxfold.errors import ConfigError, CtxWarning, EmptyMessagesError, MessageConflictError, StoreError
 from ctxfold.history.records import MessageAdded, SessionKey
 from ctxfold.history.view import View
-from ctxfold.messages import Message, content_key, is_final
+from ctxfold.messages import Message, content_key, is_final, result_as_text
 from ctxfold.protocols import Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
@@ -238,11 +239,15 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         if unasked:
             unasked = _ends_with_answer((yield from flow_of(AgentContext.view)(context)))
         try:
+            add = partial(flow_of(AgentContext.add), context, skip_orphans=True)
             try:
-                yield from flow_of(AgentContext.add)(context, new, skip_orphans=True)
-            except MessageConflictError:  # ids that say nothing, such as "0" for each message
-                new = yield from self._with_own_ids(context, new)
-                yield from flow_of(AgentContext.add)(context, new, skip_orphans=True)
+                try:
+                    yield from add(new)
+                except MessageConflictError:  # ids that say nothing, such as "0" for each message
+                    new = yield from self._with_own_ids(context, new)
+                    yield from add(new)
+            except OrphanToolResultError:  # results alone, of calls that are not there
+                yield from add((yield from self._with_own_ids(context, [result_as_text(m) for m in new])))
         except StoreError as error:
             self._failures.keep(self._key, error, len(new))
             raise

@@ -165,7 +165,9 @@ class AgentList:
         leading = leading_count(request.messages)
         messages = cast("list[BaseMessage]", request.messages[leading:] if leading else request.messages)
         incoming, cursor = LangChainList(messages, known=known), kept_cursor(request.state)
-        if cursor is not None and all(incoming.ids[cursor.before :]) and cursor.has_same_ids(incoming):
+        ids = incoming.ids
+        distinct = all(ids) and len({*ids}) == len(ids)
+        if cursor is not None and distinct and cursor.has_same_ids(incoming):
             return cls(incoming)
         name_refusals(messages)
         state = cast("Mapping[str, Any]", request.state)

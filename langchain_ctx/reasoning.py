@@ -61,15 +61,6 @@ def check_model(what: str, model: object) -> None:
     raise ConfigError(f"the model of {what} is {kind_of(model)}: give {advice}")
 
 
-def check_reasoning(model: BaseChatModel) -> None:
-    """Raises ConfigError for a model whose profile says that it thinks and whose reasoning cannot be sent back."""
-    check_model("with_context", model)
-    profile: object = model.profile
-    thinks = isinstance(profile, Mapping) and cast("Mapping[str, Any]", profile).get("reasoning_output")
-    if thinks and replay(model) == "unknown":
-        raise _no_way(model)
-
-
 @lru_cache(maxsize=64)
 def warn_of_loss(model_class: type[BaseChatModel]) -> None:
     """Warns, once for each class, that its package leaves the thoughts of earlier answers out of requests."""

@@ -49,7 +49,7 @@ from langchain_ctx.inner_model import Pieces, inner_stream
 from langchain_ctx.message_lists import leading_count, with_given_prompts
 from langchain_ctx.messages import from_langchain
 from langchain_ctx.models import chosen_model, is_configurable, model_name, model_window, unknown_window
-from langchain_ctx.reasoning import check_model, check_reasoning, returning
+from langchain_ctx.reasoning import check_model, returning
 from langchain_ctx.session_routing import Address, AddressedChatModel, address_of_call, check_fields
 from langchain_ctx.sessions import ContextSettings, HoldsSessions, KeepsSessions, PoolOf, Sessions
 from langchain_ctx.summarizer import ChatModelSummarizer
@@ -171,7 +171,6 @@ def _check(model: object) -> None:
         )
     check_model("with_context", model)
     chat = cast("BaseChatModel", model)
-    check_reasoning(chat)
     check_sends_window(chat)
     if keeps_sessions(chat):
         raise ConfigError(f"this {type(chat).__name__} keeps sessions of its own: use it as it is, or leave those out")

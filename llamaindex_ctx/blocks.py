@@ -13,11 +13,11 @@ from ctxfold import Window
 from ctxfold.errors import BudgetError, ConfigError
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.lru import LruCache
-from ctxfold.messages import MediaPart, Message
+from ctxfold.messages import MediaPart, Message, result_as_text
 from ctxfold.validation import check_name, is_a, kind_of, name_path
 from llamaindex_ctx.memory import CtxMemory
 from llamaindex_ctx.messages import from_chat_messages
-from llamaindex_ctx.tool_rounds import as_text, unanswered
+from llamaindex_ctx.tool_rounds import unanswered
 
 STAMP = "session_id"  # where `Memory` notes whose messages it hands over
 HANDLES = 256  # of sessions, at least: they hold no messages
@@ -91,7 +91,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
         context = self.session(stamp).context
         waiting = unanswered([e.message for e in (await context.aview()).turn])
         # a flush may begin in the middle of a round whose calls it never handed over
-        fresh = from_chat_messages(map(_without_stamp, messages), context.new_id, waiting, stray=as_text)
+        fresh = from_chat_messages(map(_without_stamp, messages), context.new_id, waiting, stray=result_as_text)
         await context.aadd(fresh)
 
     async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:

@@ -20,7 +20,7 @@ from ctxfold._lifecycle import Closing
 from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
-from ctxfold.messages import Message, Opaque
+from ctxfold.messages import Message, Opaque, result_as_text
 from ctxfold.policy.settings import session_limit
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
@@ -29,7 +29,7 @@ from llamaindex_ctx.memory_factory import source_of
 from llamaindex_ctx.messages import from_chat_messages, listed, to_chat_message, to_chat_messages, with_distinct_ids
 from llamaindex_ctx.metadata import is_section, without_marks
 from llamaindex_ctx.store_registry import Source, find_source, forget, name_of, stored_name
-from llamaindex_ctx.tool_rounds import as_text, unanswered
+from llamaindex_ctx.tool_rounds import unanswered
 
 ARCHIVED = "/archived"
 AS_PUT = "llama_index:as_put"  # what a message was before it was told in another role
@@ -374,7 +374,7 @@ def _rewritten(messages: Sequence[ChatMessage], context: AgentContext) -> list[M
 
 def _as_user(message: Message) -> Message:
     """Converts a result that answers no call to a user message that keeps the original."""
-    as_user = as_text(message)
+    as_user = result_as_text(message)
     as_put = to_chat_message(message).model_dump(mode="json")
     return replace(as_user, parts=(*as_user.parts, Opaque(AS_PUT, json.dumps(as_put))))
 

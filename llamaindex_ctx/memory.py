@@ -27,14 +27,14 @@ from pydantic import (
     model_validator,
 )
 
-from ctxfold import Section, Window
+from ctxfold import OrphanToolResultError, Section, Window
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.sessions import check_settings
 from ctxfold.effects import Flow, flow_of
 from ctxfold.engine.engine import Engine
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageTooLargeError, WindowTooSmallError
 from ctxfold.history.view import View
-from ctxfold.messages import MediaPart, Message, ToolCallPart
+from ctxfold.messages import MediaPart, Message, ToolCallPart, result_as_text
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
@@ -71,7 +71,7 @@ from llamaindex_ctx.messages import (
 from llamaindex_ctx.metadata import is_section, is_summary
 from llamaindex_ctx.store_registry import Live, drop_live, find_live, forget, name_of, stored_name
 from llamaindex_ctx.summarizer import check_llm
-from llamaindex_ctx.tool_rounds import finished, unanswered
+from llamaindex_ctx.tool_rounds import finished, paired, unanswered
 
 T = TypeVar("T")
 # for what a retriever adds: the share that LlamaIndex's `Memory` leaves free too, no more than recall may take, and enough for a
@@ -365,10 +365,14 @@ class CtxMemory(BaseMemory, Closing):
         # of a run, whose calls an LLM over the session may have other results for, and at whose end calls may wait: a run that
         # goes on after a cancellation asks twice at once, and ends with the first answer
         of_run = any(m.role == "assistant" for m in fresh)
+        add = partial(flow_of(AgentContext.add), self.context, known_ids=carry_ids(messages), skip_orphans=of_run)
         with explained_conflict():
-            added = yield from flow_of(AgentContext.add)(
-                self.context, fresh, known_ids=carry_ids(messages), skip_orphans=of_run
-            )
+            try:
+                added = yield from add(fresh)
+            except OrphanToolResultError:  # results of calls that are not there, or were answered by a note
+                view = yield from flow_of(AgentContext.view)(self.context)
+                waiting = unanswered([e.message for e in view.turn])
+                added = yield from add(paired(fresh, self.context.new_id, waiting, stray=result_as_text))
         self._live.waiting = added.turn_id is not None
         return added.messages
 

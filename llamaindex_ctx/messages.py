@@ -405,21 +405,20 @@ def from_chat_messages(
 ) -> list[Message]:
     """Converts messages for the engine or a backend: adds missing ids, and results for open calls before the last round.
 
-    A string is a user message. `waiting` are open calls of earlier messages. `stray` converts a result that answers no call;
-    with it, a function message without call id is accepted.
+    A string is a user message. `waiting` are open calls of earlier messages. `stray` converts a result that answers no call.
     """
-    converted = [from_chat_message(m, new_id(), strays=stray is not None) for m in chat_messages(messages)]
+    converted = [from_chat_message(m, new_id()) for m in chat_messages(messages)]
     return paired(converted, new_id, waiting, stray=stray)
 
 
-def from_chat_message(message: ChatMessage, id: str, *, strays: bool = False) -> Message:
+def from_chat_message(message: ChatMessage, id: str) -> Message:
     """Converts a LlamaIndex message, under the id that it has or else under `id`.
 
-    A function message without call id raises UnknownRoleError; with `strays`, it becomes a result for whichever call waits, or
-    for none. Raises MessageError for content that JSON cannot represent.
+    A function message without call id is a result of whichever call waits. Raises MessageError for content that JSON cannot
+    represent.
     """
     try:
-        return _from_chat_message(message, id, strays)
+        return _from_chat_message(message, id)
     except (RecursionError, PydanticSerializationError) as error:
         problem = RecursionError() if "Recursion" in repr(error) else error
         raise MessageError(
@@ -427,8 +426,8 @@ def from_chat_message(message: ChatMessage, id: str, *, strays: bool = False) ->
         ) from None
 
 
-def _from_chat_message(message: ChatMessage, id: str, strays: bool) -> Message:
-    role, kwargs = _role(message, strays), _kwargs(message)
+def _from_chat_message(message: ChatMessage, id: str) -> Message:
+    role, kwargs = _role(message), _kwargs(message)
     carried = message.additional_kwargs.get(ID_KEY)
     marked = message.additional_kwargs.get(KIND_KEY)
     preserve: bool | None = message.additional_kwargs.get(PRESERVE_KEY)
@@ -481,16 +480,11 @@ def _single_text_block(message: ChatMessage) -> str | None:
     return block.text if isinstance(block, TextBlock) and block == TextBlock(text=block.text) else None
 
 
-def _role(message: ChatMessage, strays: bool) -> Role:
+def _role(message: ChatMessage) -> Role:
     role = _ROLES.get(message.role)
     if role is None:
         raise UnknownRoleError(
             f"role {message.role!r} is not known: use one of {', '.join(sorted(r.value for r in _ROLES))}"
-        )
-    if message.role is MessageRole.FUNCTION and not strays and not message.additional_kwargs.get("tool_call_id"):
-        raise UnknownRoleError(
-            "a message in the role 'function' does not say which call it answers: use the role 'tool' with "
-            'additional_kwargs={"tool_call_id": ...}'
         )
     return role
 

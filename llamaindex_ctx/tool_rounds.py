@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ctxfold.history.alternation import says_something
 from ctxfold.history.cuts import waiting_calls, with_known_calls
-from ctxfold.messages import MediaPart, Message, TextPart, ToolCallPart, content_key, tool_result
+from ctxfold.messages import Message, ToolCallPart, content_key, result_as_text, tool_result
 from ctxfold.validation import as_dict, as_dicts
 
 NO_RESULT = "(no result: the run ended before this call returned)"
@@ -36,7 +36,7 @@ def paired(
     caller_id = ""
     late: list[Message] = []
     round_start = 0
-    instead = stray or (as_text if any(m.role != "tool" for m in messages) else None)
+    instead = stray or (result_as_text if any(m.role != "tool" for m in messages) else None)
     messages = with_known_calls(messages, waiting)
     for message in _gathered(messages) if stray is None else messages:
         if message.role == "tool":
@@ -98,13 +98,6 @@ def _no_results(calls: Iterable[ToolCallPart], new_id: Callable[[], str], caller
 
 def _no_result(call: ToolCallPart, id: str) -> Message:
     return replace(tool_result(call.id, NO_RESULT, id=id, name=call.name, is_error=True), visibility="model")
-
-
-def as_text(message: Message) -> Message:
-    """Returns a tool's result as a user message."""
-    parts: list[TextPart | MediaPart] = [TextPart(f"Result of a tool call:\n{message.text}")]
-    parts += [p for p in message.parts if isinstance(p, MediaPart)]
-    return replace(message, role="user", parts=tuple(parts), name=None)
 
 
 def unanswered(messages: Sequence[Message]) -> tuple[ToolCallPart, ...]:

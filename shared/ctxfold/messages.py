@@ -266,6 +266,12 @@ def tool_result(
     return Message(id, "tool", (ToolResultPart(call_id, content, name, is_error),))
 
 
+def result_as_text(message: Message) -> Message:
+    """Returns the result of a call that the conversation does not have as a user message; no service takes it as a result."""
+    media = (p for p in message.parts if isinstance(p, MediaPart))
+    return replace(message, role="user", parts=(TextPart(f"Result of a tool call:\n{message.text}"), *media), name=None)
+
+
 def by_role(messages: Iterable[Message], role: Role) -> tuple[Message, ...]:
     """Returns the messages with a role; raises UnknownRoleError for any other value."""
     check_role(role)

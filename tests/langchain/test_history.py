@@ -28,7 +28,6 @@ from ctxfold import (
     InvalidTextError,
     MemoryStore,
     MessageTooLargeError,
-    OrphanToolResultError,
     PinBudgetError,
     Record,
     SessionKey,
@@ -213,11 +212,19 @@ def test_system_messages_stand_first_and_survive_clear() -> None:
         assert contents(history.messages) == ["be brief"]
 
 
+@pytest.mark.parametrize("message_id", [None, "0"])
+def test_l3_a_result_of_no_call_is_shown_as_text(message_id: str | None) -> None:
+    with CtxChatMessageHistory("s", context_window=8_000) as history:
+        history.add_messages([HumanMessage("before", id="0")])
+        history.add_messages([ToolMessage("found", tool_call_id="nope", id=message_id)])
+        shown = history.messages
+        assert [(m.type, m.text) for m in shown] == [("human", "before"), ("human", "Result of a tool call:\nfound")]
+
+
 @pytest.mark.parametrize(
     ("messages", "error", "says"),
     [
         ([], EmptyMessagesError, "at least one"),
-        ([ToolMessage("x", tool_call_id="nope")], OrphanToolResultError, "nope"),
         ([ChatMessage("x", role="critic")], UnknownRoleError, "critic"),
         ([HumanMessage("\ud800")], InvalidTextError, "U+D800"),
     ],

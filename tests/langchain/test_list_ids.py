@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
@@ -86,6 +86,33 @@ async def test_l2_a_rewritten_state_with_an_id_twice_goes_on(server: ModelServer
     session = middleware.context(agent.get_state(T))
     assert texts(session) == [m.text.strip() for m in agent.get_state(T).values["messages"]]
     assert session.session.startswith("t~")
+    await closed(middleware)
+    await closed(model)
+
+
+async def test_l2_an_id_twice_behind_a_known_beginning_goes_on(server: ModelServer) -> None:
+    model, middleware = ChatOpenAI(**model_settings(server.base_url)), ContextMiddleware(context_window=WINDOW)
+    agent: Any = create_agent(model, middleware=[middleware], checkpointer=InMemorySaver())
+    for number in range(6):
+        said = agent.invoke({"messages": [HumanMessage(f"Before {number}")]}, T)["messages"]
+        new = [HumanMessage(f"One {number}", id="x"), AIMessage("First.", id="x"), HumanMessage(f"Two {number}")]
+        agent.invoke({"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), *said, *new]}, T)
+        assert f"One {number}" in str(server.requests[-1].body["messages"])
+    await closed(middleware)
+    await closed(model)
+
+
+async def test_l3_a_result_of_no_call_behind_a_known_answer_is_left_out(server: ModelServer) -> None:
+    model, middleware = ChatOpenAI(**model_settings(server.base_url)), ContextMiddleware(context_window=WINDOW)
+    agent: Any = create_agent(model, middleware=[middleware])
+    said = agent.invoke({"messages": [HumanMessage("Before")]}, T)["messages"]
+    said += [ToolMessage("found", tool_call_id="nope"), HumanMessage("One"), AIMessage("First."), HumanMessage("Two")]
+    agent.invoke({"messages": said}, T)
+    assert [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"] == [
+        "Before",
+        "One",
+        "Two",
+    ]
     await closed(middleware)
     await closed(model)
 

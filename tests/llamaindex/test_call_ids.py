@@ -11,12 +11,12 @@ from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.tools import FunctionTool
 
-from ctxfold import MemoryStore, OrphanToolResultError
+from ctxfold import MemoryStore
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxChatStore, CtxMemory, with_context
 from tests.llamaindex.scripted_agents import selecting
 from tests.llamaindex.served_llm import served, stock_llm
-from tests.llamaindex.talk import bot, result, user
+from tests.llamaindex.talk import bot, contents, result, user
 from tests.llamaindex.twins import Driver
 
 # workflows ask every attribute of an agent, pydantic's deprecated ones too
@@ -178,12 +178,14 @@ async def test_a_result_without_an_id_that_another_memory_puts_answers_the_call_
     assert answered == [block.tool_call_id for block in shown[1].blocks if isinstance(block, ToolCallBlock)]
 
 
-def test_a_result_without_an_id_is_refused_where_two_runs_wait() -> None:
+def test_a_result_without_an_id_is_text_where_two_runs_wait() -> None:
     store = MemoryStore()
     memories = [CtxMemory.from_defaults("s", store=store, context_window=8_000) for _ in range(3)]
     for number, memory in enumerate(memories[:2]):
         memory.put_messages([user(f"question {number}"), in_blocks("a")])
-    with pytest.raises(OrphanToolResultError):
-        memories[2].put(ChatMessage(role="tool", content="whose?"))
+    memories[2].put(ChatMessage(role="tool", content="whose?"))
+    assert memories[2].get()[-1].content == "Result of a tool call:\nwhose?"
+    memories[0].put(result("a", "first's"))
+    assert "first's" in contents(memories[0].get_all())
     for memory in memories:
         memory.close()

@@ -32,17 +32,17 @@ from ctxfold import (
     MediaPart,
     Message,
     Opaque,
-    OrphanToolResultError,
     ReasoningPart,
     Role,
     TextPart,
     ToolCallPart,
     ToolResultPart,
-    UnknownRoleError,
     assistant,
 )
 from llamaindex_ctx import CtxMemory, from_chat_message, from_chat_messages, to_chat_message, to_chat_messages
 from llamaindex_ctx.metadata import mark, section
+from tests.llamaindex.talk import bot, calling, contents, result, user
+from tests.properties.machine import assert_legal
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -329,16 +329,31 @@ def test_a_result_behind_a_reply_that_called_nothing_is_told_by_the_user() -> No
     assert isinstance(to_chat_message(found[2]).blocks[1], ImageBlock)
 
 
-def test_a_function_message_without_a_call_id_is_refused() -> None:
-    with pytest.raises(UnknownRoleError, match="tool_call_id"):
-        from_chat_messages([ChatMessage(role=MessageRole.FUNCTION, content="r")])
+def test_l13_a_function_message_without_a_call_id_answers_the_call_that_waits() -> None:
+    said = [user("q"), calling("c"), ChatMessage(role=MessageRole.FUNCTION, content="r"), bot("done")]
+    found = from_chat_messages(said)
+    assert found[1].tool_calls[0].id == found[2].tool_results[0].call_id
+    assert [m.role.value for m in map(to_chat_message, found)] == ["user", "assistant", "function", "assistant"]
 
 
-def test_bad_tool_messages_are_refused_and_nothing_is_stored() -> None:
-    memory = CtxMemory.from_defaults(context_window=2_000)
-    with pytest.raises(OrphanToolResultError, match="not open"):
-        memory.put(ChatMessage(role="tool", content="r", additional_kwargs={"tool_call_id": "zz"}))
-    assert memory.get_all() == []
+TOLD: dict[str, list[ChatMessage]] = {
+    "unknown id": [user("q"), result("zz")],
+    "unknown id, call waits": [user("q"), calling("c"), result("zz"), result("c")],
+    "user between": [user("q"), calling("c"), user("wait"), result("c")],
+    "system between": [user("q"), calling("c"), ChatMessage(role="system", content="rule"), result("c")],
+    "function without id": [user("q"), ChatMessage(role=MessageRole.FUNCTION, content="found")],
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_l3_results_put_one_by_one_are_kept_and_paired(kind: str) -> None:
+    """The plain memories take them; a service takes no result of a call that is not there, so that it is shown as text."""
+    with CtxMemory.from_defaults(context_window=2_000) as memory:
+        for message in [*TOLD[kind], bot("done")]:
+            memory.put(message)
+        assert_legal(memory.context.window().messages)
+        kept = "\n".join(text or "" for text in contents(memory.get_all()))
+        assert all((m.content or "") in kept for m in TOLD[kind])
 
 
 def test_the_engine_message_keeps_its_own_id() -> None:

@@ -680,7 +680,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_result_without_an_id_answers_any_run",
             "(next(iter(waiting.values())) if len(waiting) == 1 else ())",
             "next(iter(waiting.values()), ())",
-            "llamaindex/test_call_ids.py::test_a_result_without_an_id_is_refused_where_two_runs_wait",
+            "llamaindex/test_call_ids.py::test_a_result_without_an_id_is_text_where_two_runs_wait",
         ),
         (
             "a_message_joins_a_turn_that_others_have_closed",

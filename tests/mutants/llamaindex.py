@@ -122,12 +122,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_memory_beside_llm.py::test_a_result_that_comes_twice_is_kept_once",
         ),
         (
-            "a_result_told_as_text_loses_its_picture",
-            "    parts += [p for p in message.parts if isinstance(p, MediaPart)]",
-            "    pass",
-            "llamaindex/test_convert.py::test_a_result_behind_a_reply_that_called_nothing_is_told_by_the_user",
-        ),
-        (
             "calls_in_kwargs_have_one_shape",
             'name = _first(source, "name", "tool_name")',
             'name = _first(source, "name")',
@@ -390,12 +384,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "        own = message if message.id not in distinct else replace(message, id=new_id())",
             "        own = message",
             "llamaindex/test_memory.py::test_a_copy_in_a_list_that_is_set_is_a_new_message",
-        ),
-        (
-            "a_function_result_may_answer_nothing",
-            '    if message.role is MessageRole.FUNCTION and not strays and not message.additional_kwargs.get("tool_call_id"):',
-            "    if False:",
-            "llamaindex/test_convert.py::test_a_function_message_without_a_call_id_is_refused",
         ),
         (
             "marks_are_stored_as_kwargs",

@@ -356,6 +356,7 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
         turn_id=new.turn_id,
         hold_in=attempt.new_turn,
         known_ids=turn_input.known_ids,
+        skip_orphans=attempt.listed,  # the session may have a part of a round under other ids
         options=options,
     )
     attempt.stored_ids |= {m.id for m in added.messages}  # with calls that had to be stored again before their results

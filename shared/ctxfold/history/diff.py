@@ -437,8 +437,9 @@ def split_settled(
     incoming = [replace(m, usage=None) if m.id in restored else m for m in messages]
     incoming = [m for m in incoming if m.kind == "message"]  # summaries are the session's own
     if continues_known:
-        waiting = [c.id for c in incoming[0].tool_calls]
-        incoming = [*incoming[:1], *whole_rounds(incoming[1:], waiting=waiting or None)]
+        first = incoming[0]  # where it is a result itself, others of its round may follow
+        waiting = None if first.role == "tool" else [c.id for c in first.tool_calls]
+        incoming = [first, *whole_rounds(incoming[1:], waiting=waiting)]
     else:
         incoming = [*whole_rounds(incoming, waiting=())]
     finished = finished_count(incoming)
