@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from importlib.metadata import version
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Runs the command of `sys.argv` and ends the process with an exit code of docs/cli.md."""
+    if sys.argv[1:] == ["--version"]:  # answered without the half second that the commands take to import
+        print(f"ctxfold {version('ctxfold')}")
+        return
     try:
         from ctxfold.cli.app import app
     except ModuleNotFoundError as error:

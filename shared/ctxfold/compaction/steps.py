@@ -124,6 +124,8 @@ class ClearToolOutputs:
         """Yields a plan for the outputs that give way first by a rule of the policy, where there are any, then one for all."""
         first_tools = {rule.tool for rule in case.rules.tool_rules if rule.clear_first}
         for scope in _scopes(case):
+            if all(e.message.role != "tool" for e in scope.entries):
+                continue  # a chat over the soft ratio asks after each turn
             first_ids = outputs_of(first_tools, scope.entries) - newest_results(scope.entries)
             for first_only in (True, False) if first_ids else (False,):
                 plan = self._plan(case, limits, scope, first_ids, first_only=first_only)
@@ -140,8 +142,6 @@ class ClearToolOutputs:
         first_only: bool,
     ) -> Plan | None:
         rules, view, entries = case.rules, case.view, scope.entries
-        if all(e.message.role != "tool" for e in entries):
-            return None  # a chat over the soft ratio asks after each turn
         summaries, gained = ((), 0) if first_only else _deferred_summaries(scope, case)
         order, enough, budget = None, None, rules.budget_tokens
         if rules.pruning_order != "reactive":

@@ -381,7 +381,7 @@ class WindowFitter:
         self.events.emit(*(yield from prepare_pairs(open_session, stage, self.ports)))
 
     def _arguments_due(self, open_session: OpenSession, stage: Stage) -> bool:
-        """Tells whether arguments of earlier calls may take enough room to give way; takes constant time.
+        """Tells whether arguments of earlier calls may take enough room to give way; mostly in constant time.
 
         They are looked at when the view has grown by a share of what they would have to free. Not under a trigger of the user's,
         and not within a round where the provider would no longer accept the turn's reasoning after a break of the prefix.
@@ -395,6 +395,8 @@ class WindowFitter:
         if view.tokens < least or paused or open_session.provider_compacts:
             return False
         open_session.argument_pause = CompactionPause(view.epoch, view.tokens + ARGUMENT_STEP * least, rules)
+        if not any(e.message.tool_calls for e in view.newest_first()):
+            return False
         last = view.last()
         asks = last is not None and last.message.role == "user"
         return asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning

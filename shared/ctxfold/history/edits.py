@@ -107,11 +107,10 @@ def without_repeated_prompts(view: View) -> View:
     """Returns the view without system messages behind its head that say what the system message before them says."""
     newest = view.system[-1].message.text if view.system else None
     repeated: set[int] = set()
-    for entry in chain(view.live, view.turn):
-        if is_prompt(entry.message):
-            if entry.message.text == newest:
-                repeated.add(entry.seq)
-            newest = entry.message.text
+    for entry in [e for e in chain(view.live, view.turn) if e.message.role == "system" and is_prompt(e.message)]:
+        if entry.message.text == newest:
+            repeated.add(entry.seq)
+        newest = entry.message.text
     if not repeated:
         return view
     turn = tuple(e for e in view.turn if e.seq not in repeated)

@@ -121,6 +121,7 @@ class SessionState:
     turn_followed: Followed = field(default_factory=Followed)
     stale: bool = False  # True when the fold has to be built anew from the log
     visible_ids: set[str] | None = None  # of the zones; made when first needed, then kept up to date within an epoch
+    views: dict[str | None, View] = field(default_factory=dict[str | None, View])  # by turn, until the next record
 
     def apply(self, records: Iterable[Record]) -> None:
         """Folds records in; sets `stale` when the fold has to be built anew, as after an undo."""
@@ -128,21 +129,25 @@ class SessionState:
             if record.seq <= self.head:
                 continue
             self.head, self.head_id = record.seq, record.id
+            self.views.clear()
             if record.id not in self.undone:
                 self._fold(record)
 
     def view(self, turn_id: str | None = None) -> View:
         """Returns the zones as the given turn sees them; without one, as they stand between turns."""
-        turn = self.open.get(turn_id) if turn_id is not None else None
-        entries = tuple(turn.entries) if turn else ()
-        return View(
-            epoch=self.epoch,
-            system=tuple(self.system),
-            compressed=tuple(self.compressed),
-            live=Prefix(self.live),
-            turn=entries,
-            tokens=self.tokens + sum(e.tokens for e in entries),
-        )
+        view = self.views.get(turn_id)
+        if view is None:
+            turn = self.open.get(turn_id) if turn_id is not None else None
+            entries = tuple(turn.entries) if turn else ()
+            view = self.views[turn_id] = View(
+                epoch=self.epoch,
+                system=tuple(self.system),
+                compressed=tuple(self.compressed),
+                live=Prefix(self.live),
+                turn=entries,
+                tokens=self.tokens + sum(e.tokens for e in entries),
+            )
+        return view
 
     def view_of_all(self, turn_id: str | None = None) -> View:
         """Returns the zones as a reader sees them: `turn` begins with what other open turns have, calls that wait aside."""

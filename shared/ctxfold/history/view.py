@@ -124,7 +124,7 @@ class View:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return tuple(entry.message for entry in self)
+        return tuple([entry.message for entry in chain(self.system, self.compressed, self.live, self.turn)])
 
     def by_zone(self) -> Iterator[tuple[str, Entry]]:
         """Yields each entry with the zone in which reports name it."""
