@@ -267,7 +267,8 @@ def _sentences(text: str) -> Iterator[str]:
     heading, has_items = "", False
     for raw in chain(text.splitlines(), ["-"]):  # the last one ends a heading without items
         mark = LIST_MARK.match(raw)
-        line = _EMPHASIS.sub(r"\2", raw[mark.end() if mark else 0 :]).strip()
+        line = raw[mark.end() if mark else 0 :].strip()
+        line = _EMPHASIS.sub(r"\2", line) if "*" in line or "__" in line else line
         parts = [p for p in sentences(line) if any(map(str.isalnum, p))]
         if heading and len(parts) == 1 and mark and mark[0].strip():
             has_items = True
@@ -309,6 +310,8 @@ def speaker_of(line: str) -> tuple[str, str]:
 
     A line with nothing but a stamp and a name tells who says the next ones.
     """
+    if ":" not in line and "<" not in line:
+        return "", line
     stamp = _STAMP.search(line, 0, MAX_NAME_CHARS * 2)
     if stamp is None:
         label = _LABEL.match(line)
