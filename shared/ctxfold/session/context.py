@@ -346,13 +346,10 @@ class AgentContext(SessionHandle, SharesSessions):
 
     @sync_method
     def view(self) -> Flow[View]:
-        (
-            """Returns the four zones as they are, without making them fit; open turns are included.
+        """Returns the four zones as they are, without making them fit; open turns are included.
 
         Of a turn that another context has open, it has the question and the rounds that are complete.
         """
-            ""
-        )
         open_session = yield from self._open_session()
         return open_session.view_of_all(self._own_turn(open_session))
 
