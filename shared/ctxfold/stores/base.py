@@ -247,16 +247,13 @@ def checked_items(owner: str, items: Sequence[MemoryItem]) -> tuple[MemoryItem, 
             if problem := _unfit(name):
                 raise MessageError(f"the memory item's name {name[:80]!r} {problem}: give another one")
         try:
-            _words_of(item).encode()
+            data = (f"{k}={v}" for k, v in item.data)
+            "\n".join((item.text, item.key, item.replaces, *item.sources, *data)).encode()
         except UnicodeEncodeError:
             raise InvalidTextError(
                 f"memory item {item.id!r} holds a lone surrogate: decode the text properly before adding it"
             ) from None
     return tuple(items)
-
-
-def _words_of(item: MemoryItem) -> str:
-    return "\n".join((item.text, item.key, item.replaces, *item.sources, *(f"{k}={v}" for k, v in item.data)))
 
 
 @dataclass(slots=True)
