@@ -134,7 +134,7 @@ class HistoryCompacted:
     """A compaction was committed. Counts are messages and tokens of the view before and after.
 
     `fallback_level` names the writer of the summary. `archived` originals left the view; `covered` holds the ids of those that
-    a summary now replaces. Of the facts in them, `facts_kept` are in the summary's text, `facts_in_ledger` in its verbatim
+    a summary now replaces. Of the facts in them, `facts_kept` are in the text of the summary, `facts_put_back` in its verbatim
     lines and `facts_archived` only in the log; `facts_invented` are in the summary but in no source. `summary_usage` is what
     the summariser reported for the `summary_calls`, and `live_prefix` says that the summary was written on the live prefix of
     the conversation.
@@ -151,7 +151,7 @@ class HistoryCompacted:
     problems: tuple[str, ...] = ()
     archived: int = 0
     facts_kept: int = 0
-    facts_in_ledger: int = 0
+    facts_put_back: int = 0
     facts_archived: int = 0
     facts_invented: int = 0
     summary_calls: int = 0

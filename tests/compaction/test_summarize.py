@@ -76,7 +76,7 @@ def test_a_bad_summariser_never_raises_and_loses_nothing(make: Make, reply: Any,
     for literal in ("W2378156", "1,250", "anna@example.com", "2024-05-20", "Never call her after 5 pm"):
         assert literal in shown
     assert events[-1].archived > 0
-    assert events[-1].facts_kept + events[-1].facts_in_ledger > 0
+    assert events[-1].facts_kept + events[-1].facts_put_back > 0
 
 
 def test_a_summariser_that_hangs_is_given_up(make: Make) -> None:

@@ -170,7 +170,7 @@ def _event(
         problems=written.problems,
         archived=sum(e.message.kind != "summary" for e in plan.covered) + len(plan.shown),
         facts_kept=written.kept,
-        facts_in_ledger=written.in_ledger,
+        facts_put_back=written.put_back,
         facts_archived=written.archived,
         facts_invented=written.invented,
         summary_calls=written.calls,

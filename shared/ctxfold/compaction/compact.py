@@ -542,7 +542,7 @@ def _accepted(
         text=text,
         fallback_level=f"{summary.fallback_level}, rewritten",
         kept=0,
-        in_ledger=0,
+        put_back=0,
         archived=0,
         invented=0,
         provided=None,

@@ -17,7 +17,7 @@ from ctxfold.policy.settings import Policy
 from ctxfold.policy.triggers import Signals, Verdict, counts, evaluate
 from ctxfold.protocols import TokenCounter
 
-MODEL_SHARE = 0.6  # of a summary's limit; the rest is for its ledger, which costs no model call
+MODEL_SHARE = 0.6  # of a summary's limit; the rest is for sentences that are put back, which cost no model call
 MIN_FREE_TOKENS = 256  # a trigger may fire on a short history; freeing less is not worth a break of the prefix
 HEADING_TOKENS = 32  # role and heading, which come on top of a summary's limit
 

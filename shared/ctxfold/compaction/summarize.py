@@ -59,7 +59,7 @@ class Summary:
             "dropped".
         problems: the reasons for which the writers tried before failed.
         kept: sentences of the source whose values or words the text contains.
-        in_ledger: sentences that its verbatim lines add.
+        put_back: sentences that its verbatim lines add.
         archived: sentences that only the log contains.
         invented: values of the model's text that no source contains; they were replaced or struck out.
         calls: the number of calls to the summariser.
@@ -74,7 +74,7 @@ class Summary:
     fallback_level: str
     problems: tuple[str, ...] = ()
     kept: int = 0
-    in_ledger: int = 0
+    put_back: int = 0
     archived: int = 0
     invented: int = 0
     calls: int = 0
@@ -372,12 +372,12 @@ def _finished(task: _Task, text: str, fallback_level: str, verification: Verific
     size = count(whole)
     if size >= task.source_tokens:
         raise SummarizationFailedError(f"the summary would have {size} tokens, its source has {task.source_tokens}")
-    in_ledger = len(lines.lines) + len(lines.data_lines)
-    return _counted(task, whole, fallback_level, verification, in_ledger, lines.archived)
+    put_back = len(lines.lines) + len(lines.data_lines)
+    return _counted(task, whole, fallback_level, verification, put_back, lines.archived)
 
 
 def _counted(
-    task: _Task, text: str, fallback_level: str, verification: Verification | None, in_ledger: int, archived: int
+    task: _Task, text: str, fallback_level: str, verification: Verification | None, put_back: int, archived: int
 ) -> Summary:
     kept, invented = (len(verification.kept), len(verification.invented)) if verification else (0, 0)
     return Summary(
@@ -385,7 +385,7 @@ def _counted(
         fallback_level,
         tuple(task.problems),
         kept,
-        in_ledger,
+        put_back,
         archived,
         invented,
         task.calls,

@@ -43,7 +43,6 @@ _ORDINAL_GOES_ON = (
     r"|Aug(?:ust)?|Sept?(?:ember)?|Okt(?:ober)?|Nov(?:ember)?|De[cszk](?:ember)?)\b|(?:bis|auf|und|oder|zum|ist|sind|noch|schon"
     r"|dieses|diesen|kommenden|habe|haben)\b)"
 )
-DATE_GOES_ON = re.compile(_ORDINAL_GOES_ON)
 _SENTENCE_END = re.compile(rf"(?<=[.!?;])(?!{_ORDINAL_GOES_ON})\s+|(?<=[。！？；])|\n+|(?<=[}}\]]),\s*")
 # of stop words; what is left of one would be a term of its own: "s", or "didn" and "t"
 _SHORT_FORM = re.compile(
