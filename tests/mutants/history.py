@@ -282,7 +282,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_turn_that_a_result_ended_does_not_count",
-            "is_final(entry.message) or (is_question(entry.message) and self._ends_with_results())",
+            "is_final(entry.message) or (is_question(entry.message) and behind_result)",
             "is_final(entry.message)",
             "engine/test_toolkit.py::test_a_turn_that_a_tools_result_ended_is_over_when_the_next_question_follows",
         ),

@@ -21,23 +21,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (
-    sessions,
-    show,
-    window,
-    search,
-    inspect,
-    compact,
-    undo,
-    fork,
-    export,
-    import_,
-    erase,
-    prune,
-    watch,
-    mcp,
-    doctor,
-):
+reading = (sessions, show, window, search, inspect)
+writing = (compact, undo, fork, export, import_, erase, prune)
+for command in (*reading, *writing, watch, mcp, doctor):
     app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(memory, name="memory")
 

@@ -267,8 +267,7 @@ def _sentences(text: str) -> Iterator[str]:
     heading, has_items = "", False
     for raw in chain(text.splitlines(), ["-"]):  # the last one ends a heading without items
         mark = LIST_MARK.match(raw)
-        line = raw[mark.end() if mark else 0 :].strip()
-        line = _EMPHASIS.sub(r"\2", line) if "*" in line or "__" in line else line
+        line = _EMPHASIS.sub(r"\2", raw[mark.end() if mark else 0 :]).strip()
         parts = [p for p in sentences(line) if any(map(str.isalnum, p))]
         if heading and len(parts) == 1 and mark and mark[0].strip():
             has_items = True

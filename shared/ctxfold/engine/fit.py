@@ -395,11 +395,10 @@ class WindowFitter:
         if view.tokens < least or paused or open_session.provider_compacts:
             return False
         open_session.argument_pause = CompactionPause(view.epoch, view.tokens + ARGUMENT_STEP * least, rules)
-        if not any(e.message.tool_calls for e in view.newest_first()):
-            return False
         last = view.last()
         asks = last is not None and last.message.role == "user"
-        return asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning
+        allowed = asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning
+        return allowed and any(e.message.tool_calls for e in view.newest_first())
 
     def _compact(
         self,

@@ -135,11 +135,10 @@ class SessionState:
 
     def view(self, turn_id: str | None = None) -> View:
         """Returns the zones as the given turn sees them; without one, as they stand between turns."""
-        view = self.views.get(turn_id)
-        if view is None:
-            turn = self.open.get(turn_id) if turn_id is not None else None
+        if turn_id not in self.views:
+            turn = self.open.get(turn_id or "")
             entries = tuple(turn.entries) if turn else ()
-            view = self.views[turn_id] = View(
+            self.views[turn_id] = View(
                 epoch=self.epoch,
                 system=tuple(self.system),
                 compressed=tuple(self.compressed),
@@ -147,7 +146,7 @@ class SessionState:
                 turn=entries,
                 tokens=self.tokens + sum(e.tokens for e in entries),
             )
-        return view
+        return self.views[turn_id]
 
     def view_of_all(self, turn_id: str | None = None) -> View:
         """Returns the zones as a reader sees them: `turn` begins with what other open turns have, calls that wait aside."""
@@ -318,7 +317,9 @@ class SessionState:
         if entry.seq < self.cleared_seq:
             _remember(self.uncleared, (entry.seq,))
         # a question behind a tool's result: the tool had answered the one before, or its run was given up
-        self.turns += is_final(entry.message) or (is_question(entry.message) and self._ends_with_results())
+        last = next((e for e in reversed(self.live) if e.message.kind == "message"), None)
+        behind_result = last is not None and last.message.role == "tool"
+        self.turns += is_final(entry.message) or (is_question(entry.message) and behind_result)
         leads = entry.message.role == "system" and not self.live and not self.compressed
         if is_prompt(entry.message) and not leads:
             earlier = next((e for e in chain(reversed(self.live), reversed(self.system)) if is_prompt(e.message)), None)
@@ -326,9 +327,6 @@ class SessionState:
                 entry = replace(entry, tokens=0)  # requests leave it out: see `edits.without_repeated_prompts`
         (self.system if leads else self.live).append(entry)
         self.tokens += entry.tokens
-
-    def _ends_with_results(self) -> bool:
-        return next((e.message.role == "tool" for e in reversed(self.live) if e.message.kind == "message"), False)
 
     def _close(self, record: Record, status: TurnStatus) -> None:
         turn_id = record.turn_id or ""
