@@ -1,4 +1,4 @@
-"""Draws the plots of docs/benchmarks.md and docs/context-quality.md from the tables of these pages: `python docs/plots.py`.
+"""Draws the plots of docs/comparison.md and docs/context-quality.md from the tables of these pages: `python docs/plots.py`.
 
 With --check it writes nothing and says which plots are out of date.
 """
@@ -114,7 +114,7 @@ def number(cell: str) -> float:
 
 
 def survival() -> Plot:
-    rows = table("benchmarks.md", "## Facts through ten generations of summaries")
+    rows = table("comparison.md", "### Facts through ten generations of summaries")
     few_or_many = {"facts fit a summary": "few", "too many for one": "many"}
     bars: list[Bar] = []
     for case, how, facts, view, reference, lost in rows:
@@ -126,7 +126,7 @@ def survival() -> Plot:
 
 
 def prefix() -> Plot:
-    rows = table("benchmarks.md", "## Prompt caching")
+    rows = table("comparison.md", "### Prompt caching")
     bars = [
         Bar(how, (number(sent) * number(share) / 100, number(sent) * (1 - number(share) / 100)), f"{share} reused")
         for how, sent, share in rows
@@ -135,7 +135,7 @@ def prefix() -> Plot:
 
 
 def turn_time() -> Plot:
-    rows = table("benchmarks.md", "## Time of a turn")
+    rows = table("comparison.md", "### Time of a turn")
     bars = [Bar(how, (math.log10(number(later) / SHORTEST_MS),), f"{later} ms") for how, _, later in rows]
     return Plot("Time of a turn, 400 messages (logarithmic)", tuple(bars), ("time",), (BLUE,))
 

@@ -257,7 +257,7 @@ async def test_over_http_on_loopback(store: str) -> None:
 async def test_the_settings_of_the_page(store: str, at: int) -> None:
     from mcp import Client, StdioServerParameters
 
-    page = (Path(__file__).parents[2] / "docs" / "mcp.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, flags=re.S)]
     assert len(blocks) == 2
     server = blocks[at]["mcpServers"]["conversations"]

@@ -12,7 +12,7 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 IMAGE = re.compile(r"!\[([^\]]*)\]\(images/([\w-]+)\.svg\)")
-PAGES = ("benchmarks.md", "context-quality.md")
+PAGES = ("comparison.md", "context-quality.md")
 
 
 @pytest.fixture(scope="module")
