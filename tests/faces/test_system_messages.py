@@ -130,6 +130,16 @@ def test_l1_a_conversation_with_system_messages_in_each_turn_goes_on(
         assert sum(role in ("human", "user") for role, _ in seen[-1]) > TURNS // 2
 
 
+@pytest.mark.parametrize("face", FACES, ids=lambda f: f.__name__)
+def test_l1_the_head_and_the_newest_fill_most_of_the_window(
+    face: Callable[[Callable[[int], str]], list[Shown]],
+) -> None:
+    """A turn went on as long as three of them fitted: the one before the asking turn stayed too."""
+    seen = [s for s in face(lambda turn: f"Day {turn}. " + 3 * RULES) if any(is_asked(text) for _, text in s[-2:])]
+    assert len(seen) == TURNS
+    assert all(any(text.startswith(f"Day {turn}.") for _, text in shown) for turn, shown in enumerate(seen))
+
+
 @pytest.mark.parametrize("face", ["wrapper", "node", "middleware"])
 def test_l1_a_list_of_system_messages_and_answers_is_asked(face: str) -> None:
     """Each turn hands in one instruction, from the first one on, as the plain models take it."""

@@ -123,7 +123,7 @@ def session_facts(
     turn_id: str | None = None,
     overhead_tokens: int = 0,
     idle_s: float = 0.0,
-    gives_way: str = "",
+    gives_way: frozenset[str] = frozenset(),
 ) -> SessionFacts:
     """Returns the facts about a session that a decision needs beyond its view."""
     state = open_session.state

@@ -36,7 +36,8 @@ class SessionFacts:
         goal: the goal of the conversation, "" when unknown.
         subgoals: the steps towards the goal, oldest first.
         deferred: summaries of tool outputs that are not shown yet, as entries by message id.
-        gives_way: id of the newest user message where it has its answer and no request can hold it; else empty.
+        gives_way: ids of messages that need not stay: the newest user message where it has its answer and no request can hold it,
+            and the newest system message where the open turn has a newer one.
     """
 
     pins: Collection[str]
@@ -48,11 +49,11 @@ class SessionFacts:
     goal: str = ""
     subgoals: tuple[Subgoal, ...] = ()
     deferred: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
-    gives_way: str = ""
+    gives_way: frozenset[str] = frozenset()
 
     def kept(self, entries: Sequence[Entry], *, question: bool = True) -> frozenset[str]:
-        """Returns the ids that stay verbatim even left of a cut, as `cuts.kept` does, without the message that `gives_way`."""
-        return kept(entries, pins=self.pins, question=question) - {self.gives_way}
+        """Returns the ids that stay verbatim even left of a cut, as `cuts.kept` does, without those in `gives_way`."""
+        return kept(entries, pins=self.pins, question=question) - self.gives_way
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from ctxfold.history.calibration import observed, reported_size
 from ctxfold.history.edits import without_repeated_prompts
 from ctxfold.history.view import Entry, View, WindowTokens
 from ctxfold.memory.extraction import EXTRACTED, learn, remember_summary
-from ctxfold.messages import Message, is_final, is_question, user
+from ctxfold.messages import Message, is_final, is_prompt, is_question, user
 from ctxfold.policy.settings import Policy, needs_goal, needs_tool_summaries
 from ctxfold.protocols import Ports, capabilities_of
 from ctxfold.sections.fill import Filled, Sources, fill
@@ -419,7 +419,7 @@ class WindowFitter:
             turn_id=stage.turn_id,
             overhead_tokens=overhead_tokens,
             idle_s=idle_s,
-            gives_way=_answered_too_large(stage.view, overhead_tokens, stage.rules) if must_fit else "",
+            gives_way=_giving_way(stage.view, overhead_tokens, stage.rules) if must_fit else frozenset(),
         )
         outcome, events = yield from compact(
             open_session, stage, facts, self.ports, strategies, summary_tokens=summary_tokens
@@ -505,11 +505,17 @@ def _too_large(stage: Stage, overhead_tokens: int, reply_tokens: int, window: st
     )
 
 
-def _answered_too_large(view: View, overhead_tokens: int, rules: Policy) -> str:
-    """Returns the id of the newest user message where it has its answer and does not fit even alone; else nothing."""
+def _giving_way(view: View, overhead_tokens: int, rules: Policy) -> frozenset[str]:
+    """Returns the newest user message where it has its answer and does not fit even alone, and a system message before newer ones.
+
+    The open turn has the newer ones: the conversation before it need not keep its own.
+    """
     newest, alone = newest_user_alone(view, overhead_tokens)
     answered = newest is not None and newest_question(view) is None
-    return newest.id if newest is not None and answered and alone > rules.budget_tokens else ""
+    ids = {newest.id} if newest is not None and answered and alone > rules.budget_tokens else set[str]()
+    if any(is_prompt(e.message) for e in view.turn):
+        ids |= {e.id for e in view.live if is_prompt(e.message)}
+    return frozenset(ids)
 
 
 def newest_user_alone(view: View, overhead_tokens: int) -> tuple[Entry | None, int]:
