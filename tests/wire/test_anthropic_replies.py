@@ -194,3 +194,46 @@ async def test_a_tool_round_through_the_engine_sends_thinking_back_as_it_came() 
     assert sent[1]["content"] == [{"type": "thinking", "thinking": "hm", "signature": "SIG"}, sealed, use]
     marked = {"cache_control": {"type": "ephemeral"}}  # the newest message that the next request repeats
     assert sent[2]["content"] == [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "bin"} | marked]
+
+
+def test_what_a_block_begins_with_is_kept() -> None:
+    """Citations that stand in the first event of a text, and arguments that come both whole and in pieces."""
+    cited = {"type": "page_location", "cited_text": "so"}
+    events = [
+        *block(0, {"type": "text", "text": "So.", "citations": [cited]}),
+        *block(
+            1,
+            {"type": "tool_use", "id": "t1", "name": "ls", "input": {"d": "/"}},
+            {"type": "input_json_delta", "partial_json": '{"d": "/"}'},
+        ),
+    ]
+    chunks, parser = parsed(*events, *end("tool_use", input_tokens=3, output_tokens=4))
+    assert parser.error is None
+    (row,) = make().to_request_messages([folded(chunks).message])
+    assert row["content"] == [
+        {"type": "text", "text": "So.", "citations": [cited]},
+        {"type": "tool_use", "id": "t1", "name": "ls", "input": {"d": "/"}},
+    ]
+
+
+def test_a_block_without_a_type_is_not_sent_back() -> None:
+    chunks, _ = parsed(*block(0, {"text": "x"}), *block(1, {"type": "text", "text": "So."}), *end("end_turn"))
+    (row,) = make().to_request_messages([folded(chunks).message])
+    assert row["content"] == [{"type": "text", "text": "So."}]
+
+
+def test_several_runs_of_the_model_are_billed_together() -> None:
+    """A service that compacted on its own side ran the model more than once; one run is billed by its usage alone."""
+    run = {"input_tokens": 10, "output_tokens": 2}
+    for runs, billed in (([run, run], (20, 4)), ([run], None)):
+        usage = {**run, "iterations": runs}
+        chunks, _ = parsed(
+            *block(0, {"type": "text", "text": "So."}),
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage},
+            {"type": "message_stop"},
+        )
+        reply = folded(chunks)
+        assert reply.usage is not None
+        assert reply.usage.input_tokens == 10
+        found = reply.billed and (reply.billed.input_tokens, reply.billed.output_tokens)
+        assert found == billed

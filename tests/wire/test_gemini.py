@@ -532,3 +532,64 @@ def test_one_request_extends_another() -> None:
         after = service.canonical_bytes(Request((*first, made(TextPart("ok"), id="a2")), tools=(TOOL,)))
     assert after.startswith(before)
     assert after != before
+
+
+# rules that only a broken or a rare reply shows
+
+
+def test_a_signature_belongs_to_its_own_thought() -> None:
+    """A thought before a signed one, and a signed one without a word, stay parts of their own and go back as they came."""
+    first, second = {"text": "hm", "thought": True}, {"text": "so", "thought": True, "thoughtSignature": "S"}
+    third = {"text": "", "thought": True, "thoughtSignature": "T"}
+    message = reply(candidate(first, second, third, {"text": "x"}, finish="STOP")).message
+    assert echoed(message) == [first, second, third, {"text": "x"}]
+
+
+@pytest.mark.parametrize("part", [{"text": None}, {"thought": True}, {"text": 5, "thoughtSignature": "S"}, {}])
+def test_a_part_that_holds_nothing_is_not_sent_back(part: dict[str, Any]) -> None:
+    message = reply(candidate(part, {"text": "x"}, finish="STOP")).message
+    assert echoed(message) == [{"text": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"), [({"usageMetadata": {"promptTokenCount": 3}}, "empty_response"), ({}, "protocol")]
+)
+def test_a_whole_reply_without_candidates_is_an_error(answer: dict[str, Any], kind: str) -> None:
+    parser = GeminiParser(ROW)
+    parser.feed(json.dumps(answer).encode())
+    parser.close()
+    assert parser.error is not None
+    assert parser.error.kind == kind
+
+
+def test_events_in_an_array_are_one_answer() -> None:
+    """A stream without `alt=sse` is one array of events."""
+    events = [candidate({"text": "a"}), candidate({"text": "b"}, finish="STOP")]
+    parser = GeminiParser(ROW)
+    chunks = [*parser.feed(json.dumps(events).encode()), *parser.close()]
+    assert parser.error is None
+    assert "".join(chunk.content for chunk in chunks) == "ab"
+
+
+def test_an_error_beside_candidates_is_an_error() -> None:
+    _, parser = parsed({**candidate({"text": "a"}), "error": {"code": 503, "message": "gone", "status": "UNAVAILABLE"}})
+    assert parser.error is not None
+    assert "gone" in str(parser.error)
+
+
+def test_cached_tokens_are_among_the_input() -> None:
+    usage = {"promptTokenCount": 9, "candidatesTokenCount": 2, "cachedContentTokenCount": 5}
+    found = reply({**candidate({"text": "a"}, finish="STOP"), "usageMetadata": usage}).usage
+    assert found is not None
+    assert (found.input_tokens, found.cache_read_tokens) == (9, 5)
+
+
+def test_without_settings_there_is_no_generation_config() -> None:
+    assert "generationConfig" not in body(ASKED, model="gemini-2.0-flash")
+
+
+def test_a_call_that_never_ended_does_not_take_the_next_one() -> None:
+    opened = {"functionCall": {"name": "ls", "willContinue": True}}
+    whole = {"functionCall": {"name": "rm", "args": {"d": "/"}}}
+    calls = reply(candidate(opened, whole, finish="STOP")).message.tool_calls
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("ls", {}), ("rm", {"d": "/"})]

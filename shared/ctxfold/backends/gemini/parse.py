@@ -33,7 +33,6 @@ class GeminiParser(AnswerParser):
         super().__init__(profile, hide=hide)
         self._model: str | None = None
         self._calls = 0
-        self._call_ids: set[str] = set()
         self._arguments: Any = None  # of a call that has not ended
         self._candidates = False
         self._empty_content = False
@@ -128,12 +127,8 @@ class GeminiParser(AnswerParser):
         if continues:
             return {"tool_calls": (ToolCallDelta(self._calls - 1, arguments=arguments),)}
         extra = {name: value for name, value in part.items() if name != "functionCall"}
-        identity = as_text(call.get("id"))
-        if identity in self._call_ids:
-            identity = ""  # two calls with one id could not be told apart
-        self._call_ids.add(identity)
         name, beside = as_text(call.get("name")) or None, strict_text({WIRE: extra}) if extra else None
-        delta = ToolCallDelta(self._calls, identity or None, name, arguments, beside)
+        delta = ToolCallDelta(self._calls, as_text(call.get("id")) or None, name, arguments, beside)
         self._calls += 1
         self.answered = True
         return {"tool_calls": (delta,), "own_part": True}
