@@ -142,13 +142,11 @@ def _arguments(block: ToolCallBlock, *, finished: bool, malformed_ok: bool) -> d
     try:
         value: object = json.loads(arguments) if finished else from_json(arguments, allow_partial="trailing-strings")
     except (ValueError, RecursionError) as error:
-        if not finished:
-            return {}  # not even a beginning of JSON yet; the finished response is judged
         value = error
     if isinstance(value, dict):
         return cast("dict[str, Any]", value)
     if not finished:
-        return {}
+        return {}  # not even the beginning of an object yet; the finished response is judged
     if malformed_ok:
         return {MALFORMED: arguments}
     raise InvalidToolArgumentsError(

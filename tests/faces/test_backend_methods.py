@@ -21,7 +21,9 @@ from ctxfold import (
     ScriptedBackend,
     TextPart,
     Thinking,
+    ToolCallPart,
     ToolSpec,
+    Usage,
     assistant,
     system,
     tool_result,
@@ -121,3 +123,28 @@ async def test_r8_a_backend_over_a_framework_s_model_may_classify_its_chunks(
         merged = backend.merge_chunks(chunks)
         assert merged is not None
         assert (merged.text, "So." in merged.reasoning) == ("", True)
+
+
+def test_r8_a_derived_stream_brings_the_reply_as_it_was() -> None:
+    """R8: texts with what stood beside them, calls between them, signed thinking and usage, through `classify_chunk`."""
+    parts = (
+        ReasoningPart("Why.", "S"),
+        TextPart("So. ", '{"gemini": {"n": 1}}'),
+        TextPart("And "),
+        ToolCallPart("c1", "ls", '{"d": "/"}'),
+        TextPart("so."),
+    )
+    message = Message("a", "assistant", parts, model="scripted", usage=Usage(3, 2), finish_reason="tool_calls")
+    backend = ScriptedBackend([message])
+    merged = backend.merge_chunks(backend.open_stream(Request((user("Go.", id="u"),))))
+    assert merged is not None
+    assert (merged.parts, merged.usage, merged.finish_reason) == (message.parts, message.usage, message.finish_reason)
+
+    class Shouting(Echo):
+        def classify_chunk(self, chunk: Chunk) -> Chunk:
+            return replace(chunk, content=chunk.content.upper())
+
+    loud = Shouting()
+    heard = loud.merge_chunks(loud.open_stream(Request((user("so", id="u"),))))
+    assert heard is not None
+    assert heard.text == "SO"

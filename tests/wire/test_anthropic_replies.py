@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, BackendError, Request, tool_result, user
+from ctxfold import AgentContext, BackendError, Message, Request, TextPart, tool_result, user
 from tests.wire.anthropic_wire import ROUND, TOOL, block, end, folded, make, parsed
 from tests.wire.raw_server import Play, RawServer
 
@@ -217,7 +217,7 @@ def test_what_a_block_begins_with_is_kept() -> None:
 
 
 def test_a_block_without_a_type_is_not_sent_back() -> None:
-    chunks, _ = parsed(*block(0, {"text": "x"}), *block(1, {"type": "text", "text": "So."}), *end("end_turn"))
+    chunks, _ = parsed(*block(0, {"type": None, "text": "x"}), *block(1, {"type": "text", "text": "So."}), *end("end_turn"))
     (row,) = make().to_request_messages([folded(chunks).message])
     assert row["content"] == [{"type": "text", "text": "So."}]
 
@@ -237,3 +237,36 @@ def test_several_runs_of_the_model_are_billed_together() -> None:
         assert reply.usage.input_tokens == 10
         found = reply.billed and (reply.billed.input_tokens, reply.billed.output_tokens)
         assert found == billed
+
+
+def test_pieces_of_a_reply_are_put_together() -> None:
+    """A signature in pieces, two texts in a row, and the model that took over."""
+    events = [
+        *block(
+            0,
+            {"type": "thinking", "thinking": "hm"},
+            {"type": "signature_delta", "signature": "S"},
+            {"type": "signature_delta", "signature": "1"},
+        ),
+        *block(1, {"type": "fallback", "to": {"model": "claude-other"}}),
+        *block(2, {"type": "text", "text": "So."}),
+        *block(3, {"type": "text", "text": "And so."}),
+    ]
+    message = folded(parsed(*events, *end("end_turn", input_tokens=3, output_tokens=4))[0]).message
+    (row,) = make().to_request_messages([Message("a", "assistant", message.parts)])
+    assert row["content"][0] == {"type": "thinking", "thinking": "hm", "signature": "S1"}
+    assert [part.text for part in message.parts if isinstance(part, TextPart)] == ["So.", "And so."]
+    assert message.model == "claude-other"
+
+
+@pytest.mark.parametrize("late", [{"input_tokens": 0}, {"input_tokens": None, "cache_read_input_tokens": None}, {}])
+def test_the_last_event_repeats_only_some_numbers(late: dict[str, Any]) -> None:
+    chunks, _ = parsed(
+        {"type": "message_start", "message": {"usage": {"input_tokens": 10, "cache_read_input_tokens": 4}}},
+        *block(0, {"type": "text", "text": "So."}),
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {**late, "output_tokens": 2}},
+        {"type": "message_stop"},
+    )
+    usage = folded(chunks).usage
+    assert usage is not None
+    assert (usage.input_tokens, usage.cache_read_tokens, usage.output_tokens) == (14, 4, 2)
