@@ -65,4 +65,19 @@ MUTANTS: tuple[Mutant, ...] = (
             "faces/test_bound_thoughts.py::test_what_a_request_leaves_out_itself_stays_out",
         ),
     ),
+    *of(
+        "adapters/model_calls.py",
+        (
+            "chunks_of_a_borrowed_model_are_not_classified",
+            "return ModelStream(source, reader, self.model, self.translated, self.classify_chunk)",
+            "return ModelStream(source, reader, self.model, self.translated)",
+            "faces/test_backend_methods.py::test_r8_a_backend_over_a_framework_s_model_may_classify_its_chunks",
+        ),
+        (
+            "the_first_piece_of_a_borrowed_model_is_lost",
+            "self._first = first\n        return self",
+            "return self",
+            "faces/test_backend_methods.py::test_r8_a_backend_that_is_no_wire_offers_what_a_wire_offers",
+        ),
+    ),
 )

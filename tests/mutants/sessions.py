@@ -533,4 +533,13 @@ MUTANTS: tuple[Mutant, ...] = (
             "wire/test_hostile_values.py::test_v1_a_stored_part_is_refused_when_it_is_added_or_every_request_with_it_is_accepted",
         ),
     ),
+    *of(
+        "validation.py",
+        (
+            "a_part_may_be_as_deep_as_a_request",
+            "most: int = MAX_JSON_DEPTH - FRAME_DEPTH",
+            "most: int = MAX_JSON_DEPTH",
+            "wire/test_hostile_values.py::test_v1_a_stored_part_is_refused_when_it_is_added_or_every_request_with_it_is_accepted",
+        ),
+    ),
 )
