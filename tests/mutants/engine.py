@@ -267,8 +267,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "bound_reasoning_loses_its_prefix_for_arguments",
-            "return asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning",
-            "return True",
+            "allowed = asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning",
+            "allowed = True",
             "compaction/test_arguments.py::test_bound_reasoning_keeps_its_prefix_within_a_turn",
         ),
         (

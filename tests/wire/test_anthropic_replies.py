@@ -217,7 +217,9 @@ def test_what_a_block_begins_with_is_kept() -> None:
 
 
 def test_a_block_without_a_type_is_not_sent_back() -> None:
-    chunks, _ = parsed(*block(0, {"type": None, "text": "x"}), *block(1, {"type": "text", "text": "So."}), *end("end_turn"))
+    chunks, _ = parsed(
+        *block(0, {"type": None, "text": "x"}), *block(1, {"type": "text", "text": "So."}), *end("end_turn")
+    )
     (row,) = make().to_request_messages([folded(chunks).message])
     assert row["content"] == [{"type": "text", "text": "So."}]
 
