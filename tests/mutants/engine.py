@@ -261,8 +261,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_answered_question_that_fits_nowhere_stays",
-            'return newest.id if newest is not None and answered and alone > rules.budget_tokens else ""',
-            'return ""',
+            "ids = {newest.id} if newest is not None and answered and alone > rules.budget_tokens else set[str]()",
+            "ids = set[str]()",
             "langchain/test_chains.py::test_a_question_too_large_for_the_window_gives_way_once_it_has_its_answer",
         ),
         (
