@@ -154,6 +154,16 @@ def test_l2_messages_that_all_have_one_id_are_each_stored(at_once: bool) -> None
         assert [m.text for m in history.context.messages()] == contents(said)
 
 
+def test_l2_a_late_result_with_the_id_of_its_call_is_stored() -> None:
+    """The call's turn is over when the result comes, and one id names both."""
+    call = {"name": "look", "args": {}, "id": "c"}
+    with CtxChatMessageHistory("s", context_window=8_000) as history:
+        for message in (AIMessage("Looking", id="1", tool_calls=[call]), HumanMessage("Wait")):
+            history.add_messages([message])
+        history.add_messages([ToolMessage("found", id="1", tool_call_id="c"), HumanMessage("And?")])
+        assert contents(history.messages) == ["Wait", "Looking", "found", "And?"]
+
+
 def test_a_whole_conversation_handed_back_adds_only_what_is_new() -> None:
     """Agents return the full list; their input gets an id on the way."""
     with CtxChatMessageHistory("s", context_window=8_000) as history:

@@ -595,5 +595,5 @@ def _matched(open_session: OpenSession, messages: Sequence[Message]) -> Flow[tup
     dropped = yield from dropped_calls(open_session, [m for m in messages if m.id in record_ids])
     if dropped:
         messages = (*dropped, *messages)
-        record_ids |= yield from new_record_ids(open_session, dropped)
+        record_ids = yield from new_record_ids(open_session, messages)  # a result may have the id of its call
     return messages, record_ids
