@@ -87,8 +87,7 @@ def _policy_fields(model: type[ChatCtx], fields: Mapping[str, Any]) -> dict[str,
     settings = dict(cast("Mapping[str, Any]", policy))
     window, field = settings.pop(WINDOW, None), fields.get(WINDOW)
     no_settings = model.model_fields.keys() - ContextSettings.__optional_keys__
-    wrong = next((name for name in settings if name in no_settings), None)
-    if wrong is not None:
+    if wrong := next((name for name in settings if name in no_settings), None):
         raise ConfigError(
             f"{wrong} is a field of ChatCtx and no setting of policy: give {wrong}=... beside policy={{...}}"
         )
@@ -97,6 +96,10 @@ def _policy_fields(model: type[ChatCtx], fields: Mapping[str, Any]) -> dict[str,
             f"context_window is {field!r}, and policy={{'context_window': {window!r}}} names another window: give one of them"
         )
     return {"policy": settings, WINDOW: field if window is None else window}
+
+
+class _Policy(ContextSettings, total=False):
+    context_window: int | None
 
 
 class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
@@ -163,7 +166,6 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
     summarizer: Any = Field(default=None, exclude=True)
     counter: Any = Field(default=None, exclude=True)
     on_abort: Literal["discard", "keep_partial"] = "discard"
-    policy: builtins.dict[str, Any] = Field(default_factory=builtins.dict)
     sections: Any = Field(default=(), exclude=True)
     embedder: Any = Field(default=None, exclude=True)
     backend: Any = Field(default=None, exclude=True)
@@ -178,7 +180,10 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
 
     if TYPE_CHECKING:
         session_id: str | None = None
+        policy: _Policy = _Policy()
     else:
+        # pydantic takes no TypedDict of Python 3.11
+        policy: builtins.dict[str, Any] = Field(default_factory=builtins.dict)
 
         def __init__(self, **data: Any) -> None:
             if "session_id" in data:
@@ -271,20 +276,25 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         if self.api_key is None and variable:
             self.api_key = SecretStr(os.environ.get(variable, ""))
             self._derived |= {"api_key"}
-        if self.session is None and self.store is None:
-            return
-        if "cache" not in self.model_fields_set:
-            self.cache = False  # a cached answer would belong to another state of the session
         extras = {name: value for name in ("sections", "embedder", "owner_key") if (value := getattr(self, name))}
-        self._sessions = Sessions(
+        plain = self.session is None and self.store is None
+        if plain and not (self.policy or extras):
+            return
+        sessions = Sessions(
             store=self.store,
             context_window=self.context_window,
             backend=self._backend,
             summarizer=ReportedSummarizer(self._backend, answers=True) if self.summarizer is None else self.summarizer,
             counter=self.counter,
-            max_tokens=self.max_tokens,
+            max_tokens=None if plain else self.max_tokens,
+            of_model=plain,
             settings={**self.policy, **extras},
         )
+        if plain:
+            return  # the settings were checked
+        self._sessions = sessions
+        if "cache" not in self.model_fields_set:
+            self.cache = False  # a cached answer would belong to another state of the session
         if self.session is not None:
             try:
                 self.context()

@@ -308,6 +308,9 @@ def test_bad_input_is_told(play: Any) -> None:
         ({"model": "m", "session": "", "context_window": 100}, ConfigError),
         ({"model": "m", "session": "s", "context_window": 100, "max_tokens": 100}, WindowTooSmallError),
         ({"model": "m", "session": "s", "context_window": 100, "policy": {"nope": 1}}, ConfigError),
+        ({"model": "m", "policy": {"hard_ration": 0.5}}, ConfigError),
+        ({"model": "m", "policy": {"hard_ratio": 5}}, ConfigError),
+        ({"model": "m", "sections": ["x"]}, ConfigError),
         ({"model": "m", "contxt_window": 100}, ValidationError),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ctxfold import AgentContext, Policy, PolicyFields, SessionSettings, TokensTrigger, ToolRule
+from langchain_ctx import ChatCtx
 
 
 def right(path: Path, whole: Policy) -> None:
@@ -17,6 +18,7 @@ def right(path: Path, whole: Policy) -> None:
     AgentContext(policy=whole, trigger=TokensTrigger(at=4_000))
     AgentContext(exclude_tools=("read_memory",), tool_rules=(ToolRule(tool="browse", clear_first=True),))
     AgentContext.load_snapshot(path, session_id="copy", keep_last=3)
+    ChatCtx(policy={"context_window": 8_000, "hard_ratio": 0.8, "reply_reserve_tokens": None, "strategy": "truncate"})
 
 
 def wrong(path: Path, ctx: AgentContext) -> None:
@@ -29,3 +31,5 @@ def wrong(path: Path, ctx: AgentContext) -> None:
     AgentContext.load_snapshot(path, keep_lst=3)  # type: ignore[call-arg]
     ctx.set_policy(keep_last="all")  # type: ignore[arg-type]
     ctx.set_policy(max_tokens=500)  # type: ignore[call-arg]
+    ChatCtx(policy={"hard_ration": 0.8})  # type: ignore[typeddict-unknown-key]
+    ChatCtx(policy={"hard_ratio": "most"})  # type: ignore[typeddict-item]
