@@ -92,17 +92,19 @@ def root_of(
     messages: Sequence[BaseMessage],
     state: Mapping[str, Any],
     names: Names,
+    cursor: Cursor | None,
 ) -> Address:
     """Returns the session that a run asks for: by the middleware's settings, its thread, or else its first message.
 
-    In a sub-graph the first message of its `state` counts too: what middleware adds to a request has another id each time.
+    `cursor` is that of its `state`. In a sub-graph the first message of the state counts too: what middleware adds to a request has
+    another id each time.
     """
     name = config.get("configurable", {}).get("thread_id") if names.session is None else names.session
     anonymous = name is None
     if anonymous:
         name = f"{MADE_FROM}{first_id(messages)}"
     root = address_in_graph(name, config, names, first_id(state.get("messages")))
-    key, cursor = root.key, kept_cursor(state)
+    key = root.key
     if cursor is not None and root.place and cursor.root.startswith(f"{key.session}{BRANCH}"):
         key = SessionKey(key.owner, cursor.root)
     return replace(root, key=key, anonymous=root.anonymous or anonymous, place=root.place or anonymous)
@@ -157,6 +159,7 @@ class AgentList:
     """
 
     incoming: LangChainList
+    cursor: Cursor | None
     unsaved: frozenset[int] = frozenset()
     repeated: frozenset[str] = frozenset()
 
@@ -168,7 +171,7 @@ class AgentList:
         ids = incoming.ids
         distinct = all(ids) and len({*ids}) == len(ids)
         if cursor is not None and distinct and cursor.has_same_ids(incoming):
-            return cls(incoming)
+            return cls(incoming, cursor)
         name_refusals(messages)
         state = cast("Mapping[str, Any]", request.state)
         kept = Counter(digest_of(m) for m in state.get("messages") or () if not m.id)
@@ -177,7 +180,7 @@ class AgentList:
             m.model_copy(update={"id": uuid.uuid4().hex}) if i in unsaved else m for i, m in enumerate(messages)
         ]
         own, repeated = with_own_ids(messages)
-        return cls(LangChainList(own, known=known), unsaved, repeated)
+        return cls(LangChainList(own, known=known), cursor, unsaved, repeated)
 
     @property
     def messages(self) -> Sequence[BaseMessage]:
@@ -238,7 +241,7 @@ class AgentTurn:
         follows_state: bool,
     ) -> None:
         self.request = request
-        self.incoming = messages.incoming
+        self.incoming, self.cursor = messages.incoming, messages.cursor
         self.root = root
         self.model = model
         self._messages = messages
@@ -518,7 +521,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
     ) -> Generator[tuple[Report, Callable[[Engine], Flow[Any]]], None, None]:
         """Yields what reports the events of the call, and the flow that makes it."""
         root, shared = turn.root, self._is_shared(turn.root)
-        cursor = None if shared else kept_cursor(turn.request.state)
+        cursor = None if shared else turn.cursor
         elsewhere = None if shared else KeptElsewhere.of(ensure_config(), root.key.session)
         lasting = elsewhere is not None and outlives(ensure_config())
         if cursor is None and elsewhere is None and not shared and not root.place:
@@ -543,7 +546,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         messages = AgentList.of(request, self._caches.versions)
         if not messages.ids:
             return None
-        root = root_of(ensure_config(), messages.messages, request.state, self._names)
+        root = root_of(ensure_config(), messages.messages, request.state, self._names, messages.cursor)
         model, tools, follows_state = self._model(request), self._usable_tools(request), not self._is_shared(root)
         return AgentTurn(request, messages, root, model, self._caches, tools=tools, follows_state=follows_state)
 
@@ -558,9 +561,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
     def _context_of(self, runtime: ToolRuntime[Any, Any]) -> AgentContext:
         """Returns the session of the agent that calls a tool."""
         state = runtime.state
-        root = root_of(runtime.config, state["messages"], state, self._names)
-        cursor = None if self._is_shared(root) else kept_cursor(state)
-        own = cursor is not None and is_own(cursor.session, root.key.session)
+        cursor = kept_cursor(state)
+        root = root_of(runtime.config, state["messages"], state, self._names, cursor)
+        own = cursor is not None and not self._is_shared(root) and is_own(cursor.session, root.key.session)
         return self._sessions.at(cursor.session if cursor is not None and own else root.key.session, root.key.owner)
 
     def _usable_tools(self, request: ModelRequest[Any]) -> list[Any]:

@@ -131,8 +131,10 @@ class Cursor:
         ):
             return None
         texts += [*cursor.handed, *cursor.handed.values()]
-        storable = (is_a(t, str) and "\0" not in t and t == t.encode(errors="replace").decode() for t in texts)
-        return cursor if all(storable) else None
+        if not all(is_a(text, str) for text in texts):
+            return None
+        joined = "".join(texts)
+        return cursor if "\0" not in joined and joined == joined.encode(errors="replace").decode() else None
 
     @property
     def end(self) -> int:
