@@ -162,13 +162,16 @@ class _ReturnsReasoning:
         self, chunk: dict[str, Any], default_chunk_class: type, base_generation_info: dict[str, Any] | None
     ) -> ChatGenerationChunk | None:
         base: Any = super()
+        inner: dict[str, Any] = chunk.get("chunk") or {}
+        choices: Sequence[dict[str, Any]] = chunk.get("choices") or inner.get("choices") or ()
+        first = [choice for choice in choices if not choice.get("index")]
+        if len(first) < len(choices):  # of n=2 answers the first is kept, as without a stream
+            chunk = {**chunk, "choices": first, "chunk": {}}
         generation: ChatGenerationChunk | None = base._convert_chunk_to_generation_chunk(
             chunk, default_chunk_class, base_generation_info
         )
-        inner: dict[str, Any] = chunk.get("chunk") or {}
-        choices: Sequence[dict[str, Any]] = chunk.get("choices") or inner.get("choices") or ()
-        if generation is not None and choices:
-            _keep(generation.message, choices[0].get("delta"))
+        if generation is not None and first:
+            _keep(generation.message, first[0].get("delta"))
         return generation
 
 

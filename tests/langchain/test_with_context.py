@@ -25,7 +25,7 @@ from openai import BadRequestError, UnprocessableEntityError
 from pydantic import BaseModel, Field
 
 from ctxfold import ConfigError, MessageTooLargeError
-from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
+from ctxfold.testing import ErrorReply, ModelServer, RawReply, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, with_context, with_reasoning
 from tests.langchain.faces import closed
 
@@ -491,3 +491,37 @@ def _messages_with(text: str) -> list[BaseMessage]:
     gc.collect()
     messages = [m for m in gc.get_objects() if issubclass(type(m), BaseMessage)]  # isinstance would ask dead proxies
     return [m for m in messages if text in m.text]
+
+
+def two_answers(body: Any) -> RawReply:
+    """Two answers to one request, in turns where they are streamed; the second one ends first."""
+
+    def choice(index: int, finish: str | None = None, **said: str) -> dict[str, Any]:
+        return {"index": index, "message": said, "delta": said, "finish_reason": finish}
+
+    usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+    if not body.get("stream"):
+        both = [choice(0, "stop", role="assistant", content="ab"), choice(1, "length", role="assistant", content="XY")]
+        frame = json.dumps({"id": "x", "model": "m", "choices": both, "usage": usage}).encode()
+        return RawReply(headers={"content-type": "application/json"}, frames=(frame,))
+    each = [choice(0, content="a"), choice(1, content="X"), choice(1, "length", content="Y"), choice(0, content="b")]
+    lists = [*([one] for one in each), [choice(1), choice(0, "stop")], []]
+    rows = [{"id": "x", "model": "m", "choices": choices} for choices in lists]
+    rows[-1]["usage"] = usage
+    return RawReply(frames=(*(f"data: {json.dumps(row)}\n\n".encode() for row in rows), b"data: [DONE]\n\n"))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_l13_of_several_answers_the_first_is_kept(streamed: bool) -> None:
+    with ModelServer(model="m", script=two_answers) as server:
+        model = openai(server, n=2, stream_usage=True)
+        with with_context(model, session_id="s", context_window=8_000) as chat:
+            if streamed:
+                assert "".join([piece.text for piece in chat.stream("Say two things.")]) == "ab"
+            else:
+                assert chat.invoke("Say two things.").text == "ab"
+            stored = chat.context().messages()[-1]
+            assert (stored.text, stored.finish_reason) == ("ab", "stop")
+            assert stored.usage is not None
+            assert stored.usage.output_tokens == 4
+        await closed(model)
