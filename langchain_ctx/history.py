@@ -21,7 +21,6 @@ from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
 from ctxfold.errors import ConfigError, CtxWarning, EmptyMessagesError, MessageConflictError, StoreError
 from ctxfold.history.records import MessageAdded, SessionKey
-from ctxfold.history.view import View
 from ctxfold.messages import Message, content_key, is_final, result_as_text
 from ctxfold.protocols import Store, TokenCounter
 from ctxfold.session.context import AgentContext
@@ -237,7 +236,8 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         """
         unasked = self._snapshot is not None and new[0].role == "assistant"
         if unasked:
-            unasked = _ends_with_answer((yield from flow_of(AgentContext.view)(context)))
+            last = (yield from flow_of(AgentContext.view)(context)).last()
+            unasked = last is not None and is_final(last.message)
         try:
             add = partial(flow_of(AgentContext.add), context, skip_orphans=True)
             try:
@@ -331,12 +331,6 @@ class HistoryFactory(ClosesSessions):
         key = session_key(session_id, owner)
         mirror = None if self._mirror is None else self._mirror(key.session, key.owner)
         return CtxChatMessageHistory.over(self._sessions, self._failures, key, self._overhead_tokens, mirror)
-
-
-def _ends_with_answer(view: View) -> bool:
-    """Returns True when the conversation ends with an answer."""
-    last = view.last()
-    return last is not None and is_final(last.message)
 
 
 def import_history(history: BaseChatMessageHistory, context: AgentContext) -> int:

@@ -44,6 +44,7 @@ from ctxfold.lru import LruCache
 from ctxfold.messages import Message, Usage
 from ctxfold.policy.settings import Policy, resized
 from ctxfold.protocols import Document, Ports, Request, Store, TokenCounter
+from ctxfold.tokens.media import with_media_named
 
 REMEMBERED_QUESTIONS = 64  # whose recalled passages and sections are kept
 SNAPSHOT_EVERY = 1_000  # records
@@ -658,7 +659,7 @@ def index_entry(seq: int, message: Message) -> Document:
 def index_terms(message: Message) -> Mapping[str, int]:
     """Returns how often each term occurs in the speaker's name, the text and the tool calls of a message."""
     calls = (f"{c.name} {c.arguments}" for c in message.tool_calls)
-    return term_counts("\n".join([message.name or "", message.text, *calls]))
+    return term_counts("\n".join([message.name or "", with_media_named(message).text, *calls]))
 
 
 def index_entries(originals: Sequence[tuple[int, Message]]) -> Flow[tuple[Document, ...]]:

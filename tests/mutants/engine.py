@@ -84,13 +84,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_agents_commands_bring_passages_too",
-            "reaching=_works_with_tools(view),",
+            'reaching=any(e.message.role == "tool" for e in islice(view.newest_first(), NEWEST)),',
             "reaching=False,",
             "retrieval/test_reaching_back.py::test_a_command_about_something_new_brings_nothing",
         ),
         (
             "a_chat_recalls_only_what_reaches_back",
-            "reaching=_works_with_tools(view),",
+            'reaching=any(e.message.role == "tool" for e in islice(view.newest_first(), NEWEST)),',
             "reaching=True,",
             "retrieval/test_reaching_back.py::test_without_tools_recall_is_generous",
         ),
@@ -375,7 +375,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_list_asks_behind_the_reply_that_it_lacks",
-            "attempt.ends_with is None and _is_newest(open_session, reply):",
+            "attempt.ends_with is None and newest is not None and newest.id == reply.id:",
             "False:",
             "langchain/test_failed_runs.py::test_a_list_asks_anew_whose_results_were_compacted_before_their_reply",
         ),

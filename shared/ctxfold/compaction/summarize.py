@@ -34,6 +34,7 @@ from ctxfold.history.view import Entry
 from ctxfold.messages import Message, Part, ProviderSummary, TextPart, Usage, tool_result, user
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Request, TokenCounter
+from ctxfold.tokens.media import with_media_named
 
 HEADING = "[Summary of prior conversation]"
 LEDGER_HEADING = "Facts, verbatim:"
@@ -148,7 +149,10 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
     it, has no heading. With `live` the model is asked on the live prefix first. `most_tokens` is the size of the text that an
     extractive summary replaces: where it would be larger within the policy's limit, it has fewer lines.
     """
-    messages = [e for e in covered if e.message.kind != "section"]  # sections leave without a summary
+    # sections leave without a summary
+    messages = [
+        replace(e, message=with_media_named(e.message, e.number)) for e in covered if e.message.kind != "section"
+    ]
     entries = [part for e in messages for part in _split_summary(e)]
     source_tokens = sum(e.tokens for e in messages)
     limit = summary_limit(source_tokens, rules) - (0 if lead else counter.count_text(HEADING) + 2)

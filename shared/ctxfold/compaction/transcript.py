@@ -9,6 +9,7 @@ from dataclasses import replace
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.messages import Message, TextPart, ToolCallPart, ToolResultPart, system, user
 from ctxfold.protocols import Request, TokenCounter
+from ctxfold.tokens.media import with_media_named
 
 DEFAULT_SUMMARY_PROMPT = """\
 Summarise the conversation in the transcript so that work can go on without it. Keep, under short headings where there is
@@ -33,7 +34,7 @@ _TAG_LINE = re.compile(
 
 def transcript(messages: Iterable[Message], *, bodies: bool = True) -> list[str]:
     """Returns one block per message, with tool calls and results as text; nothing inside can pose as another block."""
-    return [f'<message role="{m.role}">\n{_flat(m, bodies)}\n</message>' for m in messages]
+    return [f'<message role="{m.role}">\n{_flat(with_media_named(m), bodies)}\n</message>' for m in messages]
 
 
 def without_tags(text: str) -> str:
@@ -106,7 +107,7 @@ def _flat(message: Message, bodies: bool) -> str:
     for part in message.parts:
         match part:
             case TextPart(text=text):
-                lines.append(strip_control_chars(text))
+                lines.append(strip_control_chars(text).strip("\n"))
             case ToolCallPart():
                 lines.append(f"calls {strip_control_chars(part.name)} with {strip_control_chars(part.arguments)}")
             case ToolResultPart():

@@ -49,6 +49,7 @@ from ctxfold.session_state import (
     refresh,
     searchable_chars,
 )
+from ctxfold.tokens.media import with_media_named
 
 EXCERPT_CHARS = 240
 PROBE = 4_096  # hits of each term: somebody waits for this answer, and it may take longer than what each turn recalls
@@ -105,7 +106,8 @@ def live_documents(view: View) -> Flow[tuple[Document, ...]]:
 
 def hit_of(record: Record, message: Message, score: float, weights: Mapping[str, float], session: str) -> Flow[Hit]:
     """Returns the hit of a record's message, with an excerpt by the weights of the query's terms."""
-    excerpt = yield from off_loop(partial(_excerpt_of, message, weights), searchable_chars(message))
+    named = with_media_named(message, record.number)
+    excerpt = yield from off_loop(partial(_excerpt_of, named, weights), searchable_chars(message))
     return Hit(message.id, f"#{record.number}", message.role, score, excerpt, session, record.at_s)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, islice, pairwise
 
 from ctxfold.effects import Flow, StoreQuery
 from ctxfold.history.cuts import kept, legal_cuts
@@ -135,17 +135,11 @@ class PassageFitter:
                 readings=open_session.passage_cache,
                 older=older,
                 context=_dialogue_with_excerpts(view, tail),
-                reaching=_works_with_tools(view),
+                reaching=any(e.message.role == "tool" for e in islice(view.newest_first(), NEWEST)),
             )
             return (yield from chosen(matches, share_tokens, counter, now_s=now_s))
 
         return (yield from StoreQuery(read()))
-
-
-def _works_with_tools(view: View) -> bool:
-    """Tells whether one of the newest messages is a tool's result."""
-    newest = islice(chain(reversed(view.turn), reversed(view.live)), NEWEST)
-    return any(e.message.role == "tool" for e in newest)
 
 
 def _dialogue_with_excerpts(view: View, tail: Container[int]) -> list[Entry]:

@@ -258,20 +258,16 @@ def _ingest_new(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> 
     reply = yield from stored_reply(open_session, attempt.turn_id, turn_input.messages[-1].id)
     if reply is not None and turn_input.given_ids is None:
         return reply  # its caller never heard of it
+    newest = open_session.view().last()
     if reply is not None and open_session.turn_ending_with(reply.id) == attempt.turn_id:
         # the list asks for its reply anew: nobody will answer the calls of the one before
         yield from engine.close(open_session, attempt.turn_id, "aborted")
         attempt.enter(attempt.new_turn)
-    elif reply is not None and attempt.ends_with is None and _is_newest(open_session, reply):
+    elif reply is not None and attempt.ends_with is None and newest is not None and newest.id == reply.id:
         # the message that is asked again was compacted, so the comparison of the lists did not see this reply: it gives way
         attempt.removal = ((yield from remove_ids(engine, open_session, (reply.id,))),)
     check_answered(open_session, attempt.turn_id)
     return None
-
-
-def _is_newest(open_session: OpenSession, message: Message) -> bool:
-    newest = open_session.view().last()
-    return newest is not None and newest.id == message.id
 
 
 def _end_answered_turn(

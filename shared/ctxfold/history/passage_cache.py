@@ -27,6 +27,7 @@ from ctxfold.history.snapshot import stored_message
 from ctxfold.history.terms import MAX_JSON_CHARS, records, sentences, terms
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, ToolCallPart
+from ctxfold.tokens.media import with_media_named
 
 SIZE = 256  # messages
 CHUNK_SENTENCES = 4  # that get a vector together
@@ -129,6 +130,7 @@ def reading(record: Record) -> Reading | None:
     message = stored_message(record)
     if message is None:
         return None
+    message = with_media_named(message, record.number)
     calls = tuple(without_private_keys(_call_text(call)) for call in message.tool_calls)
     text = "\n".join(filter(None, (without_private_keys(message.text), *calls)))
     return Reading(record.number, message.id, message.role, message.name or "", text, record.at_s, calls)

@@ -204,7 +204,9 @@ def fill(
     events: list[Event] = []
     for each in sorted(sections, key=lambda s: (not s.whole, not s.required)):
         if each.required:
-            share: int | str = _required_share(each, budget_tokens, required_tokens)
+            # all of the budget for a section that may not be cut
+            most = budget_tokens if each.whole else min(int(each.share_ratio * budget_tokens), required_tokens)
+            share: int | str = max(0, most)
         else:
             used_tokens = sum(tokens for _, tokens in standing.get(each.kind, ()))
             share = _share_or_reason(each, budget_tokens, room_tokens, used_tokens)
@@ -230,12 +232,6 @@ def fill(
             events.append(SectionSkipped(key.session, each.kind, section_or_reason))
     _check_whole(open_session, stage, [f for f in filled if f.section.whole], required_tokens)
     return tuple(filled), tuple(events)
-
-
-def _required_share(required: Section, budget_tokens: int, required_tokens: int) -> int:
-    """Returns the most tokens for a required section: all of the budget where it may not be cut, else within `required_tokens`."""
-    share = budget_tokens if required.whole else min(int(required.share_ratio * budget_tokens), required_tokens)
-    return max(0, share)
 
 
 def _share_or_reason(optional: Section, budget_tokens: int, room_tokens: int, used_tokens: int) -> int | str:

@@ -12,10 +12,10 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from ctxfold.messages import MediaPart
+from ctxfold.messages import MediaPart, Message, TextPart
 
 UNKNOWN_IMAGE_TOKENS = 800  # a mid-sized image; providers charge between 85 and 1,600
 LOW_DETAIL_TOKENS = 85  # OpenAI, "detail": "low": https://platform.openai.com/docs/guides/images-vision
@@ -81,6 +81,21 @@ def described(part: MediaPart) -> str:
     """Returns the properties of a medium in brackets, and below them the text that it holds."""
     medium = medium_of(part)
     return f"[{medium}]\n{medium.text}" if medium.text else f"[{medium}]"
+
+
+def with_media_named(message: Message, number: int = 0) -> Message:
+    """Returns the message with a line such as `[image, png, 2 kB, #17]` in place of each medium; `number` is the message's."""
+    media = [part for part in message.parts if isinstance(part, MediaPart)]
+    if not media:
+        return message
+    named = {part: TextPart(f"\n{_line_of(medium_of(part), number)}\n") for part in media}
+    return replace(message, parts=tuple(named[p] if isinstance(p, MediaPart) else p for p in message.parts))
+
+
+def _line_of(medium: Medium, number: int) -> str:
+    form = (medium.mime or "").rpartition("/")[2]
+    size = "" if medium.size is None else f"{max(1, round(medium.size / 1_000)):,} kB"
+    return f"[{', '.join(filter(None, (medium.kind, form, size, f'#{number}' if number else '')))}]"
 
 
 def medium_of(part: MediaPart) -> Medium:
