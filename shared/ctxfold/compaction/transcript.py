@@ -107,7 +107,7 @@ def _flat(message: Message, bodies: bool) -> str:
     for part in message.parts:
         match part:
             case TextPart(text=text):
-                lines.append(strip_control_chars(text).strip("\n"))
+                lines.append(strip_control_chars(text))
             case ToolCallPart():
                 lines.append(f"calls {strip_control_chars(part.name)} with {strip_control_chars(part.arguments)}")
             case ToolResultPart():
