@@ -490,12 +490,9 @@ def _url(row_path: str, base: str) -> tuple[SecretStr, dict[str, SecretStr]]:
     query = "&".join(part for part in (row_query, parts.query) if part)
     login, _, host = parts.netloc.rpartition("@")
     url = SecretStr(urlunsplit((parts.scheme, host, path, query, "")))
-    return url, {"authorization": SecretStr(_basic(login))} if login else {}
-
-
-def _basic(login: str) -> str:
     user, _, password = login.partition(":")
-    return f"Basic {base64.b64encode(f'{unquote(user)}:{unquote(password)}'.encode()).decode()}"
+    basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+    return url, {"authorization": SecretStr(f"Basic {basic}")} if login else {}
 
 
 def _headers(headers: Mapping[str, str] | None) -> dict[str, SecretStr]:

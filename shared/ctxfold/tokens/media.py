@@ -85,10 +85,9 @@ def described(part: MediaPart) -> str:
 
 def with_media_named(message: Message, number: int = 0) -> Message:
     """Returns the message with a line such as `[image, png, 2 kB, #17]` in place of each medium; `number` is the message's."""
-    media = [part for part in message.parts if isinstance(part, MediaPart)]
-    if not media:
+    named = {p: TextPart(f"\n{_line_of(medium_of(p), number)}\n") for p in message.parts if isinstance(p, MediaPart)}
+    if not named:
         return message
-    named = {part: TextPart(f"\n{_line_of(medium_of(part), number)}\n") for part in media}
     return replace(message, parts=tuple(named[p] if isinstance(p, MediaPart) else p for p in message.parts))
 
 
