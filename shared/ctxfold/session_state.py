@@ -41,10 +41,10 @@ from ctxfold.history.snapshot import dump_state, load_state, message_in, parse_s
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry, Prefix, View, WindowTokens
 from ctxfold.lru import LruCache
-from ctxfold.messages import Message, Usage
+from ctxfold.messages import MediaPart, Message, Usage
 from ctxfold.policy.settings import Policy, resized
 from ctxfold.protocols import Document, Ports, Request, Store, TokenCounter
-from ctxfold.tokens.media import with_media_named
+from ctxfold.tokens.media import name_of
 
 REMEMBERED_QUESTIONS = 64  # whose recalled passages and sections are kept
 SNAPSHOT_EVERY = 1_000  # records
@@ -652,14 +652,18 @@ def originals(open_session: OpenSession, entries: Iterable[Entry]) -> Flow[dict[
 
 def index_entry(seq: int, message: Message) -> Document:
     """Returns the entry of a message in the search index."""
-    counts = index_terms(message)
-    return Document(seq, counts, sum(counts.values()))
+    return Document(seq, *index_terms(message))
 
 
-def index_terms(message: Message) -> Mapping[str, int]:
-    """Returns how often each term occurs in the speaker's name, the text and the tool calls of a message."""
+def index_terms(message: Message) -> tuple[Mapping[str, int], int]:
+    """Returns how often each term occurs in the speaker's name, the text, the calls and the media of a message, and its length.
+
+    The names of media do not count in the length, so that a picture does not move what is found for other questions.
+    """
     calls = (f"{c.name} {c.arguments}" for c in message.tool_calls)
-    return term_counts("\n".join([message.name or "", with_media_named(message).text, *calls]))
+    counts = term_counts("\n".join([message.name or "", message.text, *calls]))
+    media = " ".join(name_of(part) for part in message.parts if isinstance(part, MediaPart))
+    return counts + term_counts(media), counts.total()
 
 
 def index_entries(originals: Sequence[tuple[int, Message]]) -> Flow[tuple[Document, ...]]:

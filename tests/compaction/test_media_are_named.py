@@ -63,3 +63,25 @@ def test_a_medium_without_a_known_type_or_size_is_named(make: Make) -> None:
     ctx.add(turns(24))
     ctx.compact()
     assert "[image, #1]" in ctx.view().compressed[0].message.text
+
+
+def test_its_name_does_not_move_what_other_questions_find(make: Make) -> None:
+    """The score counts how long a message is: a picture adds nothing to that, whether its message is visible or compacted."""
+    scores: list[list[float]] = []
+    for kinds in ((), ("image", "audio") * 8):
+        ctx = make(context_window=3_000)
+        data = json.dumps({"type": "image", "base64": DATA, "mime_type": "image/png"})
+        ctx.add(
+            [
+                Message("m", "user", (TextPart("The meter of flat 12."), *(MediaPart(k, data) for k in kinds))),
+                assistant("I have looked at the meter.", id="n"),
+            ]
+        )
+        ctx.add(turns(24))
+        for _ in range(2):
+            scores.append([hit.score for hit in ctx.search("meter")])
+            if ctx.explain_message("m").where != "compacted":
+                ctx.compact()
+        assert ctx.explain_message("m").where == "compacted"
+    assert scores[:2] == scores[2:]
+    assert len(scores[0]) == 2

@@ -35,6 +35,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "session_state.py",
         (
+            "the_names_of_media_count_in_the_length",
+            "term_counts(media), counts.total()",
+            "term_counts(media), (counts + term_counts(media)).total()",
+            "compaction/test_media_are_named.py::test_its_name_does_not_move_what_other_questions_find",
+        ),
+        (
+            "a_picture_is_not_in_the_index",
+            "return counts + term_counts(media), ",
+            "return counts, ",
+            "compaction/test_media_are_named.py::test_it_is_named_in_transcript_summary_recall_and_search",
+        ),
+        (
             "an_excerpt_is_not_indexed_with_its_message",
             "expect=head, documents=(*documents, *placed)",
             "expect=head, documents=documents",

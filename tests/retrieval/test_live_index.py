@@ -17,11 +17,12 @@ SEQS = st.integers(1, 12)
 
 
 def made_anew(messages: dict[int, Message]) -> LiveIndex:
-    return LiveIndex().with_messages((seq, term_counts(messages[seq].text)) for seq in sorted(messages))
+    return LiveIndex().with_messages((seq, *counts(messages[seq])) for seq in sorted(messages))
 
 
-def counts(message: Message) -> Counter[str]:
-    return term_counts(message.text)
+def counts(message: Message) -> tuple[Counter[str], int]:
+    found = term_counts(message.text)
+    return found, found.total()
 
 
 @given(st.lists(st.dictionaries(SEQS, WORDS, max_size=8), max_size=6))
@@ -45,9 +46,9 @@ def test_hits_are_in_order_and_counted() -> None:
 def test_a_message_is_taken_apart_once_while_it_stays() -> None:
     cache, read = PassageCache(), list[str]()
 
-    def counting(message: Message) -> Counter[str]:
+    def counting(message: Message) -> tuple[Counter[str], int]:
         read.append(message.text)
-        return term_counts(message.text)
+        return counts(message)
 
     first, second = user("The locker is 41.", id="a"), user("The gate code is 7.", id="b")
     for _ in range(2):

@@ -106,7 +106,7 @@ def test_old_rare_hits_are_found_and_common_terms_still_tell_them_apart(store: A
 
 
 def live(documents: Sequence[Document]) -> LiveIndex:
-    return LiveIndex().with_messages((d.seq, d.terms) for d in documents)
+    return LiveIndex().with_messages((d.seq, d.terms, d.length) for d in documents)
 
 
 def test_documents_beside_the_index_are_ranked_as_if_they_stood_in_it(store: Any) -> None:

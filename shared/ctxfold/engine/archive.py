@@ -81,7 +81,7 @@ def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[H
     if not terms or limit < 1:
         return ()
     documents = yield from live_documents(open_session.view_of_all())
-    visible = LiveIndex().with_messages((document.seq, document.terms) for document in documents)
+    visible = LiveIndex().with_messages((d.seq, d.terms, d.length) for d in documents)
     ranking, weights, _ = yield from ranked(open_session.key, terms, live_index=visible, probe=PROBE)
     hits: dict[str, Hit] = {}
     for start in range(0, len(ranking), 4 * limit):

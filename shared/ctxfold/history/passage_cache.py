@@ -114,13 +114,18 @@ class PassageCache:
         last, _ = self._live
         return [message for seq, message in messages.items() if last.get(seq) is not message]
 
-    def live_index(self, messages: Mapping[int, Message], counts: Callable[[Message], Mapping[str, int]]) -> LiveIndex:
-        """Returns the index of these messages, by seq, whose terms `counts` finds; those of the last call are not read again."""
+    def live_index(
+        self, messages: Mapping[int, Message], counts: Callable[[Message], tuple[Mapping[str, int], int]]
+    ) -> LiveIndex:
+        """Returns the index of these messages, by seq; those of the last call are not read again.
+
+        `counts` returns how often a message has each term, and its length.
+        """
         last, index = self._live
         if changed := [seq for seq, message in last.items() if messages.get(seq) is not message]:
             index = index.without(frozenset(changed))
         if new := [seq for seq in messages if seq not in index.lengths]:
-            index = index.with_messages((seq, counts(messages[seq])) for seq in new)
+            index = index.with_messages((seq, *counts(messages[seq])) for seq in new)
         self._live = messages, index
         return index
 

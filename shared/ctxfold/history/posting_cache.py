@@ -97,12 +97,12 @@ class LiveIndex:
         lengths = {seq: length for seq, length in self.lengths.items() if seq not in seqs}
         return LiveIndex({term: hits for term, hits in remaining.items() if hits}, lengths)
 
-    def with_messages(self, messages: Iterable[tuple[int, Mapping[str, int]]]) -> LiveIndex:
-        """Returns the index with these messages too, each the seq of its record and how often it has each term."""
+    def with_messages(self, messages: Iterable[tuple[int, Mapping[str, int], int]]) -> LiveIndex:
+        """Returns the index with these messages too, each the seq of its record, how often it has each term, and its length."""
         hits, lengths = dict(self.hits), dict(self.lengths)
         newest, in_order = max(lengths, default=0), True
-        for seq, counts in messages:
-            lengths[seq] = length = sum(counts.values())
+        for seq, counts, length in messages:
+            lengths[seq] = length
             in_order, newest = in_order and seq > newest, max(seq, newest)
             for term, count in counts.items():
                 hits[term] = (*hits.get(term, ()), (seq, count, length))

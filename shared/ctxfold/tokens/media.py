@@ -85,16 +85,22 @@ def described(part: MediaPart) -> str:
 
 def with_media_named(message: Message, number: int = 0) -> Message:
     """Returns the message with a line such as `[image, png, 2 kB, #17]` in place of each medium; `number` is the message's."""
-    named = {p: TextPart(f"\n{_line_of(medium_of(p), number)}\n") for p in message.parts if isinstance(p, MediaPart)}
-    if not named:
+    lines = {p: TextPart(f"\n{_line_of(p, number)}\n") for p in message.parts if isinstance(p, MediaPart)}
+    if not lines:
         return message
-    return replace(message, parts=tuple(named[p] if isinstance(p, MediaPart) else p for p in message.parts))
+    return replace(message, parts=tuple(lines[p] if isinstance(p, MediaPart) else p for p in message.parts))
 
 
-def _line_of(medium: Medium, number: int) -> str:
-    form = (medium.mime or "").rpartition("/")[2]
-    size = "" if medium.size is None else f"{max(1, round(medium.size / 1_000)):,} kB"
-    return f"[{', '.join(filter(None, (medium.kind, form, size, f'#{number}' if number else '')))}]"
+def name_of(part: MediaPart) -> str:
+    """Returns kind and form of a medium, such as `image, png`."""
+    medium = medium_of(part)
+    return ", ".join(filter(None, (medium.kind, (medium.mime or "").rpartition("/")[2])))
+
+
+def _line_of(part: MediaPart, number: int) -> str:
+    size = medium_of(part).size
+    shown = "" if size is None else f"{max(1, round(size / 1_000)):,} kB"
+    return f"[{', '.join(filter(None, (name_of(part), shown, f'#{number}' if number else '')))}]"
 
 
 def medium_of(part: MediaPart) -> Medium:
