@@ -62,7 +62,7 @@ def _take_prepared(
     """
     background = open_session.background_summary
     with open_session.lock:
-        prepared = _prepared(open_session)
+        prepared = cast("tuple[Plan, Summary] | None", background.ready)
         if prepared is None:
             return None
         prepared_plan, summary = prepared
@@ -166,10 +166,6 @@ def _plan_ahead(case: CompactionInput, strategy: Strategy) -> Plan | None:
     if isinstance(plan, Skip) or plan.writer != "model" or plan.text is not None or plan.rewrite is not None:
         return None
     return plan if plan.covered and plan.turn_id is None else None
-
-
-def _prepared(open_session: OpenSession) -> tuple[Plan, Summary] | None:
-    return cast("tuple[Plan, Summary] | None", open_session.background_summary.ready)
 
 
 def _is_unchanged(open_session: OpenSession, plan: Plan) -> bool:

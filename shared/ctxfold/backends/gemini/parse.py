@@ -73,7 +73,7 @@ class GeminiParser(AnswerParser):
             self._candidates = True
         if isinstance(model := body.get("modelVersion"), str):
             self._model = model
-        parts = _parts(candidate)
+        parts = as_dicts(as_dict(candidate.get("content")).get("parts"))
         reason = candidate.get("finishReason")
         if len(parts) == 1 and len(parts[0]) == 1 and not reason and (text := as_text(parts[0].get("text"))):
             self.answered = True  # most of a stream
@@ -150,10 +150,6 @@ class GeminiParser(AnswerParser):
         if self.error is not None and message:
             self._fail(self.error.kind, f"the answer ended with finish reason {raw!r}: {message}", code=as_text(raw))
         return None
-
-
-def _parts(candidate: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return as_dicts(as_dict(candidate.get("content")).get("parts"))
 
 
 def _set_argument(arguments: dict[Any, Any], piece: Mapping[str, Any]) -> None:
