@@ -201,6 +201,15 @@ def emptied_schema(kept_schema: str) -> Iterator[str]:
     empty(kept_schema)
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty store that several processes may use: a file, then a PostgreSQL schema."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'shared.db'}"
+    url: str = request.getfixturevalue("emptied_schema")
+    return url
+
+
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """Says in the last lines which tests did not run because a program or server is missing."""
     skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,13 +50,12 @@ def put_and_die(url: str, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_l4_what_put_returned_from_is_there_for_another_process(tmp_path: Path, rounds: int) -> None:
-    url = f"sqlite:///{tmp_path / 'killed.db'}"
-    process = start(put_and_die, url, rounds)
+def test_l4_what_put_returned_from_is_there_for_another_process(shared_url: str, rounds: int) -> None:
+    process = start(put_and_die, shared_url, rounds)
     process.join(60)
     assert process.exitcode == 9
     roles = ["user", *["assistant", "tool"] * rounds, "assistant"]
-    with CtxMemory.from_defaults("s", store=url, context_window=8_000) as memory:
+    with CtxMemory.from_defaults("s", store=shared_url, context_window=8_000) as memory:
         assert [m.role.value for m in memory.get_all()] == roles
         assert_legal(memory.context.view().messages)
         assert_legal(memory.context.window().messages)
@@ -66,7 +64,7 @@ def test_l4_what_put_returned_from_is_there_for_another_process(tmp_path: Path, 
         assert_legal(memory.context.window().messages)
         memory.put(result("open", "found at last"))
         assert "found at last" in [m.content for m in memory.get_all()]
-    with CtxChatStore(url) as store:
+    with CtxChatStore(shared_url) as store:
         assert [m.role.value for m in store.get_messages("s")].count("assistant") == rounds + 1
 
 
@@ -126,23 +124,23 @@ def ids(ctx: Any) -> list[str]:
     return [m.id for m in ctx.messages()]
 
 
-def write(url: str, appends: int, written: bool, acknowledged: Connection) -> None:
+def write(url: str, session: str, appends: int, written: bool, acknowledged: Connection) -> None:
     """Adds the turns message by message, and says after each that it was stored."""
     store: Any = Dying(url, appends, written=written)
-    ctx = context(store=store, context_window=4_000)
+    ctx = context(session_id=session, store=store, context_window=4_000)
     for message in (m for turn in TURNS for m in turn):
         ctx.add(message)
         acknowledged.send(message.id)
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_any_death_and_any_retry_leave_each_acknowledged_message_once(tmp_path: Path, written: bool) -> None:
+def test_any_death_and_any_retry_leave_each_acknowledged_message_once(shared_url: str, written: bool) -> None:
     """Another worker goes on with a turn of its own, and then adds all that the dead one had to add."""
     in_order = [m.id for turn in TURNS for m in turn]
     for appends in range(2, 12):
-        url = f"sqlite:///{tmp_path / f'{appends}.db'}"
+        session = f"s{appends}"
         receiving, sending = CONTEXT.Pipe(duplex=False)
-        process = start(write, url, appends, written, sending)
+        process = start(write, shared_url, session, appends, written, sending)
         process.join(60)
         sending.close()
         acknowledged: list[str] = []
@@ -152,11 +150,11 @@ def test_any_death_and_any_retry_leave_each_acknowledged_message_once(tmp_path: 
             except EOFError:
                 break
         assert process.exitcode in (0, 9)
-        with context(store=url, context_window=4_000) as reader:
+        with context(session_id=session, store=shared_url, context_window=4_000) as reader:
             assert [i for i in ids(reader) if i in acknowledged] == acknowledged
             assert len(set(ids(reader))) == len(ids(reader))
             assert_legal(reader.window().messages)
-        with context(store=url, context_window=4_000) as worker:
+        with context(session_id=session, store=shared_url, context_window=4_000) as worker:
             worker.add([user("meanwhile", id="m"), assistant("yes", id="n")])
             for turn in TURNS:
                 worker.add([*turn], skip_orphans=True)

@@ -40,13 +40,12 @@ def write(run: int, url: str, acknowledged: Connection) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
-def test_kill_at_random_moments(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'killed.db'}"
+def test_kill_at_random_moments(shared_url: str) -> None:
     chance = random.Random(7)
     acknowledged: list[str] = []
     for run in range(KILLS):
         received, sent = CONTEXT.Pipe(duplex=False)
-        writer = start(write, run, url, sent)
+        writer = start(write, run, shared_url, sent)
         sent.close()
         for _ in range(1 + chance.randrange(30)):  # the first says that the session is open
             acknowledged += received.recv()
@@ -57,7 +56,7 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
                 acknowledged += received.recv()
         writer.join()
         received.close()
-    with context(store=url, context_window=600, create=False) as ctx:
+    with context(store=shared_url, context_window=600, create=False) as ctx:
         for message_id in acknowledged:
             assert ctx.get(message_id).id == message_id
         assert_legal(ctx.view().messages)
