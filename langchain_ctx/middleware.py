@@ -104,10 +104,9 @@ def root_of(
     if anonymous:
         name = f"{MADE_FROM}{first_id(messages)}"
     root = address_in_graph(name, config, names, first_id(state.get("messages")))
-    key = root.key
-    if cursor is not None and root.place and cursor.root.startswith(f"{key.session}{BRANCH}"):
-        key = SessionKey(key.owner, cursor.root)
-    return replace(root, key=key, anonymous=root.anonymous or anonymous, place=root.place or anonymous)
+    if cursor is not None and root.place and cursor.root.startswith(f"{root.key.session}{BRANCH}"):
+        root = replace(root, key=SessionKey(root.key.owner, cursor.root))
+    return replace(root, anonymous=root.anonymous or anonymous, place=root.place or anonymous)
 
 
 Runtime = ToolRuntime[Any, Any]

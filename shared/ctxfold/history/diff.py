@@ -125,15 +125,11 @@ class Cursor:
         if values.keys() != cls.__dataclass_fields__.keys():
             return None
         cursor = cls(**values)
-        texts = [cursor.root, cursor.session, cursor.head_id, cursor.digest]
-        if not (
-            is_a(cursor.handed, Mapping) and all(is_a(n, int) and 0 <= n < _MAX for n in (cursor.head, cursor.before))
-        ):
+        numbers, handed = (cursor.head, cursor.before), cursor.handed
+        if not is_a(handed, Mapping) or not all(is_a(n, int) and 0 <= n < _MAX for n in numbers):
             return None
-        texts += [*cursor.handed, *cursor.handed.values()]
-        if not all(is_a(text, str) for text in texts):
-            return None
-        joined = "".join(texts)
+        texts = [cursor.root, cursor.session, cursor.head_id, cursor.digest, *handed, *handed.values()]
+        joined = "".join(texts) if all(is_a(text, str) for text in texts) else "\0"
         return cursor if "\0" not in joined and joined == joined.encode(errors="replace").decode() else None
 
     @property
