@@ -162,7 +162,7 @@ class _ReturnsReasoning:
         self, chunk: dict[str, Any], default_chunk_class: type, base_generation_info: dict[str, Any] | None
     ) -> ChatGenerationChunk | None:
         base: Any = super()
-        choices: Sequence[dict[str, Any]] = chunk.get("choices") or (chunk.get("chunk") or {}).get("choices") or ()
+        choices: Sequence[dict[str, Any]] = chunk.get("choices") or chunk.get("chunk", {}).get("choices") or ()
         first = [choice for choice in choices if not choice.get("index")]
         if len(first) < len(choices):  # of n=2 answers the first is kept, as without a stream
             chunk = {**chunk, "choices": first, "chunk": {}}
