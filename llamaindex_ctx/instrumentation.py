@@ -37,7 +37,8 @@ class SessionEvent(BaseEvent):
 
 def tell(event: Event) -> None:
     """Passes an engine's event to LlamaIndex's handlers; to be subscribed to a context."""
-    if _has_event_handlers():
+    # most processes have no handler, and making an event costs more than this check
+    if any(not isinstance(h, NullEventHandler) for place in _places() for h in place.event_handlers):
         dispatcher.event(SessionEvent(session=event.session, name=type(event).__name__, event=event))
 
 
@@ -61,11 +62,6 @@ def span(method: F) -> F:
         return bound(self)(*args, **kwargs)
 
     return cast("F", called)
-
-
-def _has_event_handlers() -> bool:
-    """Returns True if there is an event handler; most processes have none, and making an event costs more than this check."""
-    return any(not isinstance(h, NullEventHandler) for place in _places() for h in place.event_handlers)
 
 
 def _has_handlers() -> bool:

@@ -46,7 +46,8 @@ def doctor(
 
     Nothing is sent anywhere without --model.
     """
-    checks = [_versions(), *_extras(), *map(_counter, ENCODINGS)]
+    versions = f"{version('ctxfold')} on Python {platform.python_version()}, {platform.system()}"
+    checks = [Check("ok", "ctxfold", versions), *_extras(), *map(_counter, ENCODINGS)]
     checks += [] if store is None else [_store(store, owner)]
     checks += [] if model is None else [_provider(model, provider, base_url)]
     failed = sum(check.verdict == "failed" for check in checks)
@@ -60,10 +61,6 @@ def doctor(
         output().print(f"{failed} of {len(checks)} checks failed" if failed else "all is well")
     if failed:
         raise typer.Exit(1)
-
-
-def _versions() -> Check:
-    return Check("ok", "ctxfold", f"{version('ctxfold')} on Python {platform.python_version()}, {platform.system()}")
 
 
 def _extras() -> Iterator[Check]:
