@@ -128,9 +128,6 @@ class LangChainList:
         longer._versions_of = self._versions_of
         return longer
 
-    def up_to(self, end: int) -> LangChainList:
-        return LangChainList(self._messages[:end], self._ids[:end])
-
     def with_any_reply(self) -> LangChainList:
         """Returns the list as long as it will be with its reply, whatever that says."""
         return self.followed_by([AIMessage("", id="")])

@@ -272,7 +272,8 @@ def _agreeing(
     if last is not None and last.precedes(incoming.with_any_reply()):
         return attachment
     view = (yield from engine.open(attachment.key, reread=False)).view()
-    shown = incoming.up_to(first_in_view(view, incoming))
-    base = yield from cursor_at(engine, root, attachment.key, shown, reread=False)
+    older = first_in_view(view, incoming)
+    before = LangChainList(incoming.messages[:older], incoming.ids[:older])
+    base = yield from cursor_at(engine, root, attachment.key, before, reread=False)
     cursor = cursor_of_view(base, view, attachment.known, incoming, last)
     return attachment if cursor is None else (yield from follow(engine, root, incoming, cursor))

@@ -200,6 +200,16 @@ def test_what_was_taken_out_of_the_session_stays_out(make: Callable[..., Driven]
     assert "a2" not in line.known
 
 
+def test_an_id_of_a_message_that_the_list_has_lost_may_be_used_again(make: Callable[..., Driven]) -> None:
+    caller = Caller(make)
+    caller.say(*turn(0))
+    session = caller.say(*turn(1))
+    session.add(user("a note", id="note"))
+    again = caller.say(user("of the list", id="note"), *turn(2))
+    assert again.ctx.session == "s"
+    assert [m.text for m in again.view().messages][4:] == ["of the list", "question 2", "answer 2"]
+
+
 @pytest.mark.parametrize(
     "listed",
     [

@@ -24,7 +24,6 @@ from ctxfold.history.diff import (
     continues,
     conversation,
     copied_replies,
-    is_contiguous,
     is_same,
     kept_positions,
     newest_known,
@@ -126,7 +125,8 @@ def attach(
     if separate_runs and cursor is None:
         open_session = yield from engine.open(attachment.key, reread=False)
         # of a run that goes on, a compaction may have left the question and the newest rounds
-        in_one_piece = start.cursor is not None or is_contiguous(incoming.ids, attachment.known)
+        shown = [i for i, message_id in enumerate(incoming.ids) if message_id in attachment.known]
+        in_one_piece = start.cursor is not None or not shown or shown[-1] - shown[0] + 1 == len(shown)
         if not in_one_piece or _has_passed_open_turn(open_session, incoming):
             root = new_branch(engine, place)
             attachment = yield from follow(engine, root, incoming, None)
@@ -253,6 +253,10 @@ def follow(engine: Engine, root: SessionKey, incoming: IncomingList, cursor: Cur
     if changed is None:
         return (yield from _attachment(engine, new_branch(engine, root)))
     changed |= yield from _changed_since(open_session, incoming, cursor)
+    ids, live = incoming.ids, open_session.view().live
+    new = {ids[at]: at for at in takewhile(lambda at: ids[at] not in cursor.handed, range(len(ids) - 1, -1, -1))}
+    # an id of an older message that the list lost was used again
+    changed |= {e.id: None for e in live if e.id in new and not is_same(e, incoming.message(new[e.id]))}
     restored = (yield from _amend(engine, open_session, changed)) if changed else frozenset[str]()
     kept_ids = (i for i in reversed([*cursor.handed]) if changed.get(i, True) is not None)
     known = _visible_ids(open_session)

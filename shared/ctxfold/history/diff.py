@@ -402,12 +402,6 @@ def newest_known(ids: Sequence[str | None], known: Collection[str]) -> int:
     return next((i for i in range(len(ids) - 1, -1, -1) if ids[i] in known), -1)
 
 
-def is_contiguous(ids: Sequence[str], known: Collection[str]) -> bool:
-    """Returns True where no unknown id stands between known ones."""
-    positions = [i for i, message_id in enumerate(ids) if message_id in known]
-    return not positions or positions[-1] - positions[0] + 1 == len(positions)
-
-
 def open_turn(messages: Sequence[Message]) -> Sequence[Message]:
     """Returns the messages after the newest final answer."""
     return messages[finished_count(messages) :]
@@ -506,7 +500,7 @@ def continues(view: View, incoming: IncomingList) -> bool:
 
 def is_same(entry: Entry, message: Message) -> bool:
     """Returns True where the entry has the text and the calls of the message; a tool's output may stand there as an excerpt."""
-    if entry.message.role == "tool" or entry.shown_seq:
+    if entry.message.role == message.role == "tool" or entry.shown_seq:
         return True
     return (entry.message.text, entry.message.tool_calls) == (message.text, message.tool_calls)
 
