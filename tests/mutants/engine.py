@@ -237,8 +237,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_is_beside_a_small_request_of_others_passes_for_an_error_of_our_count",
-            "        if reported > rules.hard_ratio * rules.budget_tokens and (",
-            "        if reported and (",
+            "large = reported > rules.hard_ratio * rules.budget_tokens",
+            "large = reported > 0",
             "langchain/test_reported_counts.py::test_what_is_beside_a_small_request_is_no_error_of_our_count",
         ),
         (

@@ -30,8 +30,6 @@ def main() -> None:
     app()
 
 
-def _in_one_line(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
+def _in_one_line(message: Warning | str, *_: object, **__: object) -> str:
     """Formats a warning without its location in the source code."""
     return f"warning: {message}\n"

@@ -157,9 +157,8 @@ class WindowFitter:
         size = replace(size, live=size.live + sum(map(count, messages[:place])))
         reply, rules, known = messages[place], open_session.window_rules(), open_session.state.calibrations.get(model)
         reported = reply.usage.input_tokens if reply.usage else 0
-        if reported > rules.hard_ratio * rules.budget_tokens and (
-            learnt := observed(known, model=model, estimated=size.own_count, reported=reported)
-        ):
+        large = reported > rules.hard_ratio * rules.budget_tokens
+        if large and (learnt := observed(known, model=model, estimated=size.own_count, reported=reported)):
             yield from append(open_session, [draft(self.ports, learnt)], self.ports)
         open_session.reply_sizes[reply.id] = reported_size(size, reply.usage)
 

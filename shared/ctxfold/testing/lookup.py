@@ -144,7 +144,9 @@ def answer(messages: Sequence[Mapping[str, Any]], *, without: int, question: str
     unknown = UNKNOWN[language.is_chinese(question)]
     query = language.query(question)
     spread = Counter(word for sentence in read for word in sentence.words)
-    weights = {word.text: word.weight * _rarity(spread[word.text], len(read)) for word in query}
+    # by inverse document frequency; a word found nowhere weighs a quarter more than one found once
+    rare = {w.text: math.log((len(read) + 2) / (spread[w.text] + 0.5)) for w in query if spread[w.text]}
+    weights = {w.text: w.weight * rare.get(w.text, 1.25 * math.log((len(read) + 2) / 1.5)) for w in query}
     total = sum(weights.values())
     best, best_score = None, 0.0
     question_words = language.words(question) if language.asks_for_more(question) else frozenset[str]()
@@ -160,11 +162,6 @@ def answer(messages: Sequence[Mapping[str, Any]], *, without: int, question: str
         if score >= best_score:
             best, best_score = sentence, score
     return Answer(language.unlabelled(best.text) if best else unknown, best, best_score, len(read))
-
-
-def _rarity(count: int, sentences: int) -> float:
-    """Returns the inverse document frequency; a word found nowhere weighs a quarter more than one found once."""
-    return math.log((sentences + 2) / (count + 0.5)) if count else 1.25 * math.log((sentences + 2) / 1.5)
 
 
 def _fits(question: str, sentence: str) -> float:

@@ -134,7 +134,7 @@ def project(
     Where the service has compacted the conversation, what stands before its newest compaction block is left out. `to_blocks` writes
     the blocks of another wire with rows like these: of a message, with its reasoning or without, and whether the model made it.
     """
-    to_blocks = to_blocks or _own_blocks
+    to_blocks = to_blocks or (lambda m, reasoning, own: message_blocks(m, reasoning=reasoning, extras=own))
     messages = with_unique_calls(messages)
     kept = kept_reasoning(profile.reasoning_out, messages, model=model, unbound_before=unbound_before)
     result, toolsets = Projected(), dict[str, str]()
@@ -166,10 +166,6 @@ def _name_toolsets(blocks: Iterable[ContentBlock], toolsets: dict[str, str]) -> 
             toolsets[block["id"]] = block["toolset_name"]
         elif block.get("type") == "tool_result" and block["tool_use_id"] in toolsets:
             block["toolset_name"] = toolsets[block["tool_use_id"]]
-
-
-def _own_blocks(message: Message, reasoning: bool, own: bool) -> list[ContentBlock]:
-    return message_blocks(message, reasoning=reasoning, extras=own)
 
 
 def compacts(block: Mapping[str, Any]) -> bool:
