@@ -96,10 +96,10 @@ def pass_through(text: str, role: Literal["user", "tool"], *, context_window: in
                 [user(f"Question {n} on error a id-1.", id=f"u{n + 10}"), assistant("word " * 300, id=f"a{n + 10}")]
             )
         with contextlib.suppress(NotEnoughHistoryError):  # the scripted summary answers none of the probe's questions
-            ctx.compact()
+            ctx.compact(force=True)
         ctx.set_policy(probe=False)
         with contextlib.suppress(NotEnoughHistoryError):  # or an extractive one has freed all that there was
-            ctx.compact()
+            ctx.compact(force=True)
         ctx.search("error name a 1")
         ctx.add(user("What about error a, name and id?", id="newest"))
         return tuple(m.text for m in ctx.window(recall=True).messages)

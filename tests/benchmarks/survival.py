@@ -112,7 +112,7 @@ def survived(case: Case, limit: int | None = None) -> Survived:
                 context.add(message)
             told += here
             before = context.usage().window_tokens
-            context.compact()
+            context.compact(force=True)
             widest = max(widest, (before - context.usage().window_tokens) / SUMMARIZER_WINDOW)
             done += 1
         window = "\n".join(m.text for m in context.window().messages)

@@ -134,12 +134,12 @@ def test_inspect(ctxfold: Run, tmp_path: Path) -> None:
 
 def test_compact_and_undo(ctxfold: Run) -> None:
     before = ctxfold("window", "ann", "--json").json
-    done = ctxfold("compact", "ann", "--json").json
+    done = ctxfold("compact", "ann", "--force", "--json").json
     assert done["tokens_after"] < done["tokens_before"] == before["used_tokens"]
     assert done["fallback_level"] == "extractive"
     assert ctxfold("undo", "ann", "--json").json["tokens"] == [done["tokens_after"], done["tokens_before"]]
     assert ctxfold("window", "ann", "--json").json["blocks"] == before["blocks"]
-    assert "messages archived" in ctxfold("compact", "ann").out
+    assert "messages archived" in ctxfold("compact", "ann", "--force").out
     refused = ctxfold("compact", "bob")
     assert refused.code == 1
     assert "error: nothing was compacted" in refused.err
@@ -152,14 +152,14 @@ def test_compact_and_undo(ctxfold: Run) -> None:
 def test_compact_with_a_model(ctxfold: Run, model: str, rest: tuple[str, ...]) -> None:
     with ModelServer(model="lookup", context_window=8_000) as server:
         arguments = ("--model", model, *rest, "--base-url", server.base_url)
-        done = ctxfold("compact", "ann", *arguments, "--json").json
+        done = ctxfold("compact", "ann", "--force", *arguments, "--json").json
         assert done["summary_calls"] >= 1
         assert len(server.requests) >= 1
         assert server.requests[-1].body["model"] == "lookup"
 
 
 def test_a_model_that_does_not_answer_is_named(ctxfold: Run) -> None:
-    done = ctxfold("compact", "ann", "--model", "m", "--base-url", "http://127.0.0.1:9/v1")
+    done = ctxfold("compact", "ann", "--force", "--model", "m", "--base-url", "http://127.0.0.1:9/v1")
     assert (done.code, "(extractive)" in done.out) == (0, True)
     assert done.err.startswith("model: generic (connect): cannot connect to http://127.0.0.1:9")
 
@@ -171,7 +171,7 @@ def test_a_wire_that_the_provider_does_not_speak(ctxfold: Run) -> None:
 
 
 def test_a_session_keeps_its_rules(ctxfold: Run, store: str) -> None:
-    for command in (("show", "ann"), ("compact", "ann"), ("undo", "ann"), ("search", "ann", "locker")):
+    for command in (("show", "ann"), ("compact", "ann", "--force"), ("undo", "ann"), ("search", "ann", "locker")):
         assert ctxfold(*command).code == 0
     with context(store=store, session_id="ann", create=False) as ann:
         assert ann.rules().context_window == 1_500

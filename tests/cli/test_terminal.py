@@ -84,7 +84,7 @@ def test_watch_prints_a_line_for_each_change(store: str) -> None:
                 assert line, process.stderr.read()
             assert re.match(r"\d\d:\d\d:\d\d [\d,]+ of [\d,]+ tokens used .* \| live [\d,]+ \| 0 compactions", first)
             with context(store=store, session_id="bob", context_window=4_000) as bob:
-                bob.compact()
+                bob.compact(force=True)
             while "| 1 compactions" not in (line := process.stdout.readline()):
                 assert line, process.stderr.read()
             assert ended(process) == 0
@@ -129,7 +129,7 @@ def test_watch_in_a_terminal(store: str) -> None:
     try:
         seen = read_until(ours, "1 compactions; the newest:")
         with context(store=store, session_id="ann", context_window=1_500) as ann:
-            ann.compact()
+            ann.compact(force=True)
         seen = read_until(ours, "2 compactions; the newest:", seen)
         assert "\x1b[?25l" in seen  # the cursor is hidden
         assert ended(process) == 0

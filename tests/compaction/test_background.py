@@ -375,7 +375,7 @@ class Unending:
 
 def compact_without_end(url: str, asked: Event) -> None:
     with session(Unending(asked), store=url, session_id="s", background=False, auto_compact=False) as ctx:
-        ctx.compact()
+        ctx.compact(force=True)
 
 
 def age_leases(url: str, seconds: float) -> None:

@@ -158,7 +158,7 @@ def test_second_rung_leaves_tool_outputs_out(make: Make) -> None:
     ctx = make(summarizer=scripted(*[picky] * 20))
     events = watched(ctx)
     ctx.add([user("q", id="q"), *tool_round("t", "result " * 40), assistant("ok", id="z"), *turns(10)])
-    ctx.compact()
+    ctx.compact(force=True)
     assert events[-1].fallback_level == "model, tool outputs left out"
     assert len(events[-1].problems) == 1
 
@@ -271,11 +271,11 @@ def test_a_summary_of_equal_size_is_rejected(make: Make) -> None:
         ctx.ctx.auto_compact = False
         ctx.add(source)
         if taken:
-            ctx.compact()
+            ctx.compact(force=True)
             assert [m.kind for m in ctx.view().messages][:1] == ["summary"]
             continue
         with pytest.raises(StrategyError, match=f"{whole} tokens of {whole}"):
-            ctx.compact()
+            ctx.compact(force=True)
         assert ctx.view().messages == tuple(source)
 
 
@@ -301,12 +301,12 @@ def test_a_written_plan_of_equal_size_is_rejected(make: Make) -> None:
     ctx.ctx.auto_compact = False
     ctx.add(source)
     with pytest.raises(NotEnoughHistoryError, match=f"would not be smaller: {whole} of {whole}"):
-        ctx.compact()
+        ctx.compact(force=True)
     assert ctx.view().messages == tuple(source)
     smaller = make(context_window=8_000, strategy=Written(equal[:-20]))
     smaller.ctx.auto_compact = False
     smaller.add(source)
-    smaller.compact()
+    smaller.compact(force=True)
     assert smaller.view().messages[0].kind == "summary"
 
 
@@ -315,7 +315,7 @@ def test_a_summary_that_is_not_smaller_is_rejected(make: Make) -> None:
     ctx.add([user("a", id="1"), assistant("b", id="2"), *turns(3, words=2)])
     before = ctx.view().messages
     with pytest.raises(NotEnoughHistoryError, match=r"smaller|nothing was compacted"):
-        ctx.compact()
+        ctx.compact(force=True)
     assert ctx.view().messages == before
 
 
@@ -330,7 +330,7 @@ def test_a_lost_race_changes_nothing() -> None:
         one = context(store=store, context_window=2_000, summarizer=scripted(meanwhile))
         one.add(turns(12))
         with pytest.raises(NotEnoughHistoryError, match="another writer changed the span"):
-            one.compact()
+            one.compact(force=True)
         assert [m.id for m in one.view().messages] == [m.id for m in turns(12)][1:]
         assert one.usage().compactions == 0
 
@@ -345,7 +345,7 @@ def test_messages_that_arrive_meanwhile_do_not_spoil_a_compaction() -> None:
 
         one = context(store=store, context_window=4_000, summarizer=scripted(meanwhile))
         one.add(turns(12))
-        assert one.compact().compacted
+        assert one.compact(force=True).compacted
         assert [m.id for m in one.view().messages][-2:] == ["u52", "a52"]
 
 
@@ -364,7 +364,7 @@ def test_two_contexts_compact_one_sqlite_session_at_once(tmp_path: Any) -> None:
 
     def work(ctx: Any) -> None:
         try:
-            results.append(ctx.compact().compacted)
+            results.append(ctx.compact(force=True).compacted)
             won.set()
         except NotEnoughHistoryError as error:
             results.append(str(error))
@@ -394,7 +394,7 @@ async def test_a_cancelled_compaction_changes_nothing() -> None:
     with context(context_window=2_000, summarizer=Slow([])) as ctx:
         await ctx.aadd(turns(12))
         before = [e.version for e in ctx.view()]
-        task = asyncio.create_task(ctx.acompact())
+        task = asyncio.create_task(ctx.acompact(force=True))
         await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -449,7 +449,7 @@ def test_a_smaller_window_shortens_the_old_summary(make: Make) -> None:
     store = MemoryStore()
     big = make(store=store, context_window=20_000, summarizer=scripted(*["fact " * 600] * 4))
     big.add(turns(60, words=40))
-    big.compact()
+    big.compact(force=True)
     small = make(store=store, context_window=1_000)
     assert small.window().view.tokens <= 800
 
@@ -555,6 +555,6 @@ def test_what_became_of_a_compaction_is_a_value() -> None:
         assert "the disk is full" in outcome.reason
         assert ctx.view().messages == before
         with pytest.raises(StoreUnavailableError):
-            ctx.compact()
+            ctx.compact(force=True)
         store.down = False
         assert ctx.service.compact_context().status == "compacted"

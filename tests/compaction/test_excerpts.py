@@ -424,7 +424,7 @@ def test_passages_travel_for_eight_rounds_of_tools(make: Make) -> None:
     backend = scripted(*calls, "done", "47-B", scratch_role="user")
     ctx = make(backend, context_window=4_000, strategy="truncate")
     ctx.add([user("My locker is 47-B.", id="u"), assistant("Noted.", id="a"), *turns(6)])
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.send("Look into the locker, please.")
     for n in range(11):
         ctx.send(tool_result(f"c{n}", f"found {n}", id=f"r{n}"))

@@ -191,7 +191,7 @@ def test_with_recall_an_extract_takes_a_third_of_the_room_that_it_has_without() 
             for n in range(120):
                 ctx.add(user(f"Box {n} goes to hall {n * 7} with {n * 13} red lamps of Anna.", id=f"u{n}"))
                 ctx.add(assistant("Noted, " + "and so it goes on " * 12, id=f"a{n}"))
-            ctx.compact()
+            ctx.compact(force=True)
             (summary,) = (e for e in ctx.view().compressed)
             sizes[ratio] = summary.tokens
     assert sizes[0.8] < 0.4 * sizes[0.0]

@@ -40,7 +40,7 @@ def lines(messages: Sequence[Message], *replies: str, window: int = 8_000) -> li
         recall_ratio=0,
     ) as ctx:
         ctx.add([*messages, *turns(8, start=500)])
-        ctx.compact()
+        ctx.compact(force=True)
         (summary,) = (m.text for m in ctx.view().messages if m.kind == "summary")
     return summary.splitlines()
 
@@ -238,11 +238,11 @@ def test_the_note_of_a_summary_without_facts_is_no_fact_of_the_next_one() -> Non
     """At first nobody says anything but greetings."""
     with AgentContext(context_window=8_000, keep_last=2, counter=RatioCounter(), auto_compact=False) as ctx:
         ctx.add(chat(*["Hi!"] * 90))
-        ctx.compact()
+        ctx.compact(force=True)
         (first,) = (m.text for m in ctx.view().messages if m.kind == "summary")
         assert first.endswith(" earlier messages are archived.")
         ctx.add([user(f"The locker of Anna has the number 47{n}.", id=f"n{n}") for n in range(9)])
-        ctx.compact()
+        ctx.compact(force=True)
         (second,) = (m.text for m in ctx.view().messages if m.kind == "summary")
     assert "The locker of Anna" in second
     assert "archived" not in second

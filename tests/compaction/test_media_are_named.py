@@ -43,7 +43,7 @@ def test_it_is_named_in_transcript_summary_recall_and_search(line: str, text: st
         ctx = make(context_window=3_000, summarizer=summarizer)
         ctx.add(shown(*MEDIA[line], text))
         ctx.add(turns(24))
-        ctx.compact()
+        ctx.compact(force=True)
         assert ctx.explain_message("m").where == "compacted"
         assert line in ctx.view().compressed[0].message.text
         kind = line[1:].partition(",")[0]
@@ -61,7 +61,7 @@ def test_a_medium_without_a_known_type_or_size_is_named(make: Make) -> None:
     data = json.dumps({"type": "image_url", "image_url": {"url": "https://example.com/a"}})
     ctx.add([Message("m", "user", (MediaPart("image", data),)), assistant("Seen.", id="n")])
     ctx.add(turns(24))
-    ctx.compact()
+    ctx.compact(force=True)
     assert "[image, #1]" in ctx.view().compressed[0].message.text
 
 
@@ -81,7 +81,7 @@ def test_its_name_does_not_move_what_other_questions_find(make: Make) -> None:
         for _ in range(2):
             scores.append([hit.score for hit in ctx.search("meter")])
             if ctx.explain_message("m").where != "compacted":
-                ctx.compact()
+                ctx.compact(force=True)
         assert ctx.explain_message("m").where == "compacted"
     assert scores[:2] == scores[2:]
     assert len(scores[0]) == 2

@@ -107,7 +107,7 @@ def test_an_async_summarizer_that_fails_costs_no_reply(
     assert ctx.usage().compactions == 0
     assert len(ctx.view().messages) == 10
     with pytest.raises(StrategyError, match=reason):
-        ctx.compact()
+        ctx.compact(force=True)
     asked = len(reasons)
     ctx.send("and then?")
     assert len(reasons) > asked
@@ -204,7 +204,7 @@ def test_a_strategy_that_answers_with_anything_costs_no_reply(make: Make, ask: s
     assert ctx.usage().compactions == 0
     if not isinstance(own, HiddenDue):
         with pytest.raises(StrategyError, match=reason):
-            ctx.compact()
+            ctx.compact(force=True)
 
 
 def test_a_request_fits_although_the_strategy_answers_with_nothing(make: Make) -> None:

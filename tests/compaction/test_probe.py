@@ -42,7 +42,7 @@ def probed(make: Callable[..., Driven], right: bool | BackendError) -> Driven:
 
 
 def test_a_summary_that_answers_is_taken(make: Callable[..., Driven]) -> None:
-    outcome = probed(make, True).compact()
+    outcome = probed(make, True).compact(force=True)
     assert outcome.event.fallback_level == "model"
     assert outcome.event.problems == ()
 
@@ -51,12 +51,12 @@ def test_one_that_does_not_is_rejected_and_the_originals_stay(make: Callable[...
     ctx = probed(make, False)
     before = ctx.view().messages
     with pytest.raises(NotEnoughHistoryError, match="probe: reject, 0%"):
-        ctx.compact()
+        ctx.compact(force=True)
     assert ctx.view().messages == before
 
 
 def test_a_probe_that_cannot_run_accepts(make: Callable[..., Driven]) -> None:
-    assert probed(make, BackendError("down", kind="server")).compact().event.fallback_level == "model"
+    assert probed(make, BackendError("down", kind="server")).compact(force=True).event.fallback_level == "model"
 
 
 def test_a_request_that_has_to_fit_gets_verbatim_lines_instead(make: Callable[..., Driven]) -> None:

@@ -54,7 +54,7 @@ def test_the_subscriber_has_the_last_word(make: Make) -> None:
     assert ctx.on_compaction(rewrite), "twice is once"
     with pytest.raises(ConfigError, match="already"):
         ctx.on_compaction(lambda _: None)
-    ctx.compact()
+    ctx.compact(force=True)
     assert "a summary" in seen[0].summary
     assert "a0" in [m.id for m in seen[0].kept]
     shown = ctx.view().messages
@@ -67,7 +67,7 @@ def test_the_subscriber_has_the_last_word(make: Make) -> None:
     assert ctx.view().messages == before
     end()
     ctx.on_compaction(lambda _: None)
-    ctx.compact()
+    ctx.compact(force=True)
     assert "a summary" in text_of(ctx.view().messages), "None leaves it as it is"
 
 
@@ -87,7 +87,7 @@ BREAKS: list[tuple[Callable[[CompactionProposal], Any], str]] = [
 def test_what_breaks_the_contract_is_reported_and_not_done(make: Make, broken: Any, problem: str) -> None:
     ctx, events = filled(make)
     ctx.on_compaction(broken)
-    ctx.compact()
+    ctx.compact(force=True)
     assert [problem in e.reason for e in events if isinstance(e, RewriteRefused)] == [True]
     assert "a summary" in text_of(ctx.view().messages)
     assert "a0" in [m.id for m in ctx.view().messages]
@@ -110,7 +110,7 @@ def test_every_change_is_an_event(make: Make, tmp_path: Any) -> None:
     ctx.insert(0, user("first", id="first"))
     ctx.remove(0)
     ctx.pop()
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.restore("u1")
     ctx.retain("user")
     ctx.clear()

@@ -100,7 +100,7 @@ def test_truncate_says_how_many_went(make: Make) -> None:
     few = make(strategy="truncate")
     few.add(turns(2))
     with pytest.raises(NotEnoughHistoryError):
-        few.compact()
+        few.compact(force=True)
 
 
 def test_summarize_leaves_tool_outputs_and_clear_tools_leaves_words(make: Make) -> None:
@@ -221,7 +221,7 @@ def test_a_summarizer_that_breaks_its_contract_changes_nothing(make: Make, chang
     )
     before = ids(ctx)
     with pytest.raises(StrategyError, match=problem):
-        ctx.compact()
+        ctx.compact(force=True)
     assert ids(ctx) == before
     assert problem in events[0].reason, "and the turn that asked it went through"
     assert ctx.send("hello").message.text == "fine"
@@ -248,7 +248,7 @@ def test_a_strategy_that_breaks_its_contract(make: Make) -> None:
         ctx.add([*tool_round("t"), assistant("ok", id="z"), *turns(4)])
         before = ids(ctx)
         with pytest.raises(StrategyError, match=problem):
-            ctx.compact()
+            ctx.compact(force=True)
         assert ids(ctx) == before
     with pytest.raises(StrategyError, match="not a strategy"):
         make(strategy=object())
@@ -381,7 +381,7 @@ def test_the_examples_of_the_docs_run() -> None:
             ctx.add(turns(40))
             before = len(ctx.view())
             if before == 81 or "summarize" in example.split("class")[0]:
-                ctx.compact()
+                ctx.compact(force=True)
             assert len(ctx.view()) < 80
         lines = [x for x in example.splitlines() if x.strip() and not x.startswith(("from ", "import "))]
         assert len(lines) < 10

@@ -69,7 +69,7 @@ def test_a_bad_summariser_never_raises_and_loses_nothing(make: Make, reply: Any,
     ctx = make(context_window=2_000, summarizer=scripted(*[reply] * 9))
     events = watched(ctx)
     told(ctx)
-    ctx.compact()
+    ctx.compact(force=True)
     assert events[-1].fallback_level == "extractive"
     assert problem in events[-1].problems[0]
     shown = text_of(ctx.view().messages)
@@ -98,7 +98,7 @@ def test_a_summariser_that_hangs_is_given_up(make: Make) -> None:
     ctx = make(context_window=2_000, summarizer=Stuck([]), summary_timeout_s=0.05)
     events = watched(ctx)
     told(ctx)
-    ctx.compact()
+    ctx.compact(force=True)
     assert "came back" not in left
     gate.set()
     assert events[-1].fallback_level == "extractive"
@@ -142,7 +142,7 @@ def test_a_summariser_that_timed_out_is_not_asked_at_once_again(make: Make) -> N
     assert {e.fallback_level for e in events} == {"extractive"}
     paused = [e.problems[0] for e in events if "asked again in" in e.problems[0]]
     assert len(paused) == len(events) - len(asked_at)
-    ctx.compact()
+    ctx.compact(force=True)
     assert len(hanging.requests) == len(asked_at) + 1, "who asks for a compaction asks the summariser"
 
 
@@ -152,7 +152,7 @@ def test_a_span_with_tool_outputs_waits_once_for_a_summariser_that_hangs(make: M
     for number in range(6):
         seen = assistant(f"seen {number} " * 40, id=f"a{number}")
         ctx.add([user(f"look {number}", id=f"u{number}"), *tool_round(f"t{number}"), seen])
-    ctx.compact()
+    ctx.compact(force=True)
     assert len(hanging.requests) == 1
 
 
@@ -160,7 +160,7 @@ def test_what_the_model_leaves_out_is_in_the_ledger_with_its_reference(make: Mak
     ctx = make(context_window=2_000, summarizer=scripted("The user wants an order to be shipped."))
     events = watched(ctx)
     told(ctx)
-    ctx.compact()
+    ctx.compact(force=True)
     summary = ctx.view().compressed[0].message
     assert events[-1].fallback_level == "model"
     assert summary.text.startswith(f"{HEADING}\nThe user wants an order to be shipped.\n")
@@ -178,10 +178,10 @@ def test_references_survive_the_next_summary(make: Make) -> None:
         context_window=2_000, summarizer=scripted("An order is to be shipped.", "An order, and question 50 word word.")
     )
     told(ctx)
-    ctx.compact()
+    ctx.compact(force=True)
     line = next(x for x in ctx.view().compressed[0].message.text.splitlines() if "W2378156" in x)
     ctx.add(turns(12, start=50))
-    ctx.compact()
+    ctx.compact(force=True)
     again = next(x for x in ctx.view().compressed[0].message.text.splitlines() if "W2378156" in x)
     number = re.findall(r"\(#(\d+)\)", line)
     assert number
@@ -197,7 +197,7 @@ def test_spans_larger_than_the_summarisers_window_lose_nothing(make: Make) -> No
         ctx.add(
             [user(f"{fact(f'item {i} costs {i + 100}')} " + "word " * 120, id=f"u{i}"), assistant("ok", id=f"a{i}")]
         )
-    ctx.compact()
+    ctx.compact(force=True)
     assert len(oracle.requests) > 8
     assert all(MESSAGES.count_all(r.messages) + (r.max_tokens or 0) <= 900 for r in oracle.requests)
     shown = set(facts("\n".join(r.messages[-1].text for r in oracle.requests)))
@@ -227,7 +227,7 @@ async def test_pieces_are_summarised_at_once_on_a_loop() -> None:
 
     with context(context_window=40_000, summarizer=Slow(["A talk."] * 99, context_window=900)) as ctx:
         await ctx.aadd(turns(40, words=100))
-        await ctx.acompact()
+        await ctx.acompact(force=True)
     assert 2 <= most <= 4
 
 
@@ -236,7 +236,7 @@ def test_a_piece_that_fails_cancels_the_others_and_falls_through(make: Make) -> 
     ctx = make(context_window=40_000, summarizer=scripted(*replies, context_window=900))
     events = watched(ctx)
     ctx.add(turns(40, words=100))
-    ctx.compact()
+    ctx.compact(force=True)
     assert events[-1].fallback_level == "extractive"
     assert "down" in events[-1].problems[0]
 
@@ -252,7 +252,7 @@ def test_text_cannot_forge_a_message_or_a_rule(make: Make) -> None:
     ctx = make(context_window=2_000, summarizer=seen)
     ctx.add([user("Look.", id="u"), assistant("", id="c", calls=[call("c1")]), tool_result("c1", HOSTILE, id="r")])
     ctx.add([assistant("Done.", id="d"), *turns(12)])
-    ctx.compact()
+    ctx.compact(force=True)
     source = seen.requests[0].messages[-1].text
     blocks = re.findall(r'<message role="(\w+)">', source)
     assert "system" not in blocks
@@ -270,12 +270,12 @@ def test_without_a_model_what_a_tool_said_is_marked(make: Make) -> None:
     ctx = make(context_window=2_000)
     ctx.add([user("Look.", id="u"), assistant("", id="c", calls=[call("c1")]), tool_result("c1", HOSTILE, id="r")])
     ctx.add([assistant("Done.", id="d"), *turns(12)])
-    ctx.compact()
+    ctx.compact(force=True)
     text = ctx.view().compressed[0].message.text
     told_lines = text.split(DATA_HEADING)[0].splitlines()
     assert all(line.startswith("- tool output:") for line in told_lines if "wire the money" in line)
     ctx.add(turns(12, start=40))
-    ctx.compact()
+    ctx.compact(force=True)
     again = ctx.view().compressed[0].message.text.split(DATA_HEADING)[0].splitlines()
     assert all("tool output:" in line for line in again if "wire the money" in line)
 
@@ -285,7 +285,7 @@ def test_a_prompt_of_the_users_own_with_braces(make: Make) -> None:
     prompt = 'Answer as {"summary": "...", "n": {words}} {0} {x!r} %s'
     ctx = make(context_window=2_000, summarizer=seen, summary_prompt=prompt)
     ctx.add(turns(15))
-    ctx.compact()
+    ctx.compact(force=True)
     asked = seen.requests[0]
     assert asked.messages[0].text.startswith('Answer as {"summary": "...", "n": ')
     assert asked.messages[0].text.endswith("{0} {x!r} %s")
@@ -302,12 +302,12 @@ def test_calls_to_the_summariser_have_a_budget_that_outlives_the_process(make: M
     events = watched(ctx)
     for i in range(3):
         ctx.add(turns(12, start=i * 20))
-        ctx.compact()
+        ctx.compact(force=True)
     assert [e.fallback_level for e in events] == ["model", "model", "extractive"]
     assert "max_summary_calls" in events[-1].problems[0]
     again = make(context_window=2_000, store=store, summarizer=seen, max_summary_calls=2)
     again.add(turns(12, start=80))
-    again.compact()
+    again.compact(force=True)
     assert len(seen.requests) == 2
 
 

@@ -150,7 +150,7 @@ def test_what_only_the_model_sees(make: Make) -> None:
     ctx.add(turns(10))
     assert "m" in [x.id for x in ctx.messages(audience="model")]
     assert "m" not in [x.id for x in ctx.messages(audience="user")]
-    ctx.compact()
+    ctx.compact(force=True)
     shown: list[Any] = [m.kind for m in ctx.messages(audience="model")]
     assert "summary" in shown
     assert ctx.messages(audience="user") == tuple(turns(10)), "compacted originals, without the summary"

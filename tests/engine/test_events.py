@@ -106,7 +106,7 @@ def test_compacted_restored_and_loaded_are_told(make: Make, tmp_path: Any) -> No
     ctx = make(context_window=2_000)
     events = heard(ctx)
     ctx.add(turns(12))
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.restore("u0")
     ctx.export_jsonl(tmp_path / "a.jsonl", zone="window")
     other = make(session_id="other", context_window=2_000)

@@ -285,7 +285,7 @@ def test_scratch_is_the_very_last_message(make: Make, role: str) -> None:
     ctx = make(backend, context_window=1_500)
     ctx.add(user("The locker of the blue bicycle is 47-B.", id="fact"))
     ctx.add([assistant("Noted.", id="noted"), *turns(30)])
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.send("Which locker has the blue bicycle?", scratch="It is Monday.")
     request = backend.requests[-1]
     last, before = request.messages[-1], request.messages[-2]
@@ -451,7 +451,7 @@ def test_recalled_passages_are_not_part_of_the_stable_messages(make: Make) -> No
     ctx.add(
         [user("The marmalade stands in the cellar of the old mill.", id="m"), assistant("noted", id="n"), *turns(6)]
     )
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.send("Where does the marmalade stand?", scratch="It is noon.")
     request = backend.requests[0]
     assert "old mill" in request.messages[-3].text

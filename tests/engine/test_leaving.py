@@ -74,7 +74,7 @@ def test_recall_does_not_bring_it_back(make: Make, how: str) -> None:
     ctx = said(make(backend, store=store, session_id="s", context_window=8_000, keep_last=2))
     EDITS[how](ctx)
     ctx.add([user("The lynx9 badge is orange.", id="l"), *turns(6, start=10)])
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.send("What of the zebra7 hint, and of the lynx9 badge?")
     sent = text_of(backend.requests[-1].messages)
     assert "user: The lynx9 badge is orange." in sent, "what was compacted is recalled"
@@ -93,11 +93,11 @@ def test_recall_does_not_bring_back_what_was_compacted_before_the_conversation_w
     store = MemoryStore()
     settings: dict[str, Any] = {"store": store, "session_id": "s", "context_window": 8_000, "keep_last": 2}
     ctx = said(make(backend, **settings))
-    ctx.compact()
+    ctx.compact(force=True)
     assert "z" not in {m.id for m in ctx.view().messages}
     EDITS[how](ctx)
     ctx.add([user("The lynx9 badge is orange.", id="l"), *turns(6, start=10)])
-    ctx.compact()
+    ctx.compact(force=True)
     for asking in (ctx, make(backend, **settings)):
         asking.send("What of the zebra7 marmalade hint, and of the lynx9 badge?")
         sent = text_of(backend.requests[-1].messages)
@@ -109,7 +109,7 @@ def test_recall_does_not_bring_back_what_was_compacted_before_the_conversation_w
 def test_what_was_compacted_is_recalled_after_an_undone_clearing(make: Make) -> None:
     backend = scripted("ok", "ok")
     ctx = said(make(backend, context_window=8_000, keep_last=2))
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.clear()
     ctx.undo()
     ctx.send("What is the zebra7 hint?")
@@ -129,7 +129,7 @@ def test_what_comes_back_after_a_clearing_is_recalled_once_it_is_compacted(make:
         other.restore("z")
     assert list(stream)
     ctx.add(turns(300, start=10))  # a snapshot is taken
-    ctx.compact()
+    ctx.compact(force=True)
     assert not {"z", "l"} & {m.id for m in ctx.view().messages}
     for opened in (ctx, make(backend, **shared)):
         window = opened.window(recall=True, question="What of the zebra7 marmalade hint, and of the lynx9 badge?")
@@ -143,7 +143,7 @@ def test_what_comes_back_and_is_compacted_is_recalled_again(make: Make) -> None:
     ctx.clear()
     ctx.restore("z")
     ctx.add(turns(6, start=10))
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.send("What is the zebra7 hint?")
     assert f"user: {SECRET}" in text_of(backend.requests[-1].messages)
 
@@ -169,7 +169,7 @@ def test_what_was_restored_is_brought_back_once_it_is_compacted(make: Make) -> N
     ctx.remove(0)
     ctx.restore("z")
     ctx.add(turns(4, start=10))
-    ctx.compact()
+    ctx.compact(force=True)
     assert "z" not in {m.id for m in ctx.view().messages}
     window = ctx.window(recall=True, question="What is the zebra7 password hint?")
     assert "marmalade" in window.recalled

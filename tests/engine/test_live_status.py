@@ -82,7 +82,7 @@ def test_a_long_span_reports_how_far_it_is() -> None:
     with ctx:
         fill(ctx, 100)
         ctx.set_policy(context_window=3_000, reply_reserve_tokens=600)
-        ctx.compact()
+        ctx.compact(force=True)
         calls = ctx.usage().summary_calls
     progress = [(e.calls_done, e.calls_needed) for e in events if isinstance(e, CompactionProgress)]
     assert len(progress) > 1
@@ -120,11 +120,11 @@ def test_on_demand(fails: bool) -> None:
     with ctx:
         fill(ctx, 12)
         assert [e for e in events if isinstance(e, STATUS)] == []
-        ctx.compact()
+        ctx.compact(force=True)
         kinds = [type(e) for e in events if isinstance(e, STATUS) and not isinstance(e, CompactionProgress)]
         assert kinds == [CompactionStarted, HistoryCompacted]
         with pytest.raises(CompactionError):
-            ctx.compact()
+            ctx.compact(force=True)
 
 
 # the gauge

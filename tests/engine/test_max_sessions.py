@@ -139,7 +139,7 @@ def test_a_compaction_under_way_keeps_its_session(make: Make) -> None:
 
     ctx = make(None, summarizer=scripted(*[summary] * 9), max_sessions=CAP, auto_compact=False, context_window=5_000)
     ctx.add(turns(20))
-    ctx.compact()
+    ctx.compact(force=True)
     assert kept == [True]
     crowd(ctx)
     usage = ctx.usage()

@@ -68,7 +68,7 @@ def test_bound_reasoning_counts_as_unbound_after_a_compaction_and_scratch_is_fro
     with AgentContext(backend, summarizer=summaries, context_window=10_000) as ctx:
         play(ctx, range(3))
         assert [r.unbound_before for r in backend.requests] == [0] * 6
-        ctx.compact()
+        ctx.compact(force=True)
         ctx.send("question 3 about the garden", scratch="The time is noon.")
         asked = backend.requests[-1]
         assert asked.unbound_before == asked.stable_messages == len(asked.messages)

@@ -125,10 +125,10 @@ def test_each_kind_goes_in_once_and_out_again(make: Make, kind: str) -> None:
     assert service.inject(kind, ["the car is blue"]) is not None
     assert len(kinds_in(ctx)) == 2, "within the epoch nothing is taken out"
     ctx.add(turns(3, start=3))
-    ctx.compact()
+    ctx.compact(force=True)
     assert [text.splitlines()[1:] for text in kinds_in(ctx)] == [["- the car is blue"]], "one copy is in force"
     ctx.add(turns(3, start=6))
-    ctx.compact()
+    ctx.compact(force=True)
     assert len(kinds_in(ctx)) == 1, "it outlives compactions"
     assert service.remove(kind) == 1
     assert kinds_in(ctx) == []
@@ -175,7 +175,7 @@ def test_what_is_put_in_by_hand_keeps_to_its_share_and_stands_where_it_may(make:
     ctx.send("another " + "word " * 60)
     assert [m.kind for m in backend.requests[-1].messages[:3]] == ["message", "section", "section"]
     assert service.inject("digest", ["They spoke of boats."], place="head").place == "tail"
-    ctx.compact()
+    ctx.compact(force=True)
     assert service.inject("digest", ["They spoke of boats."], place="head") is None, (
         "the same again, wherever it stands"
     )
@@ -220,7 +220,7 @@ def test_prepare_context_asks_puts_in_and_reports(make: Make) -> None:
     ctx = make(None, context_window=10_000, session_id="s1", sections=sections, keep_last=2)
     ctx.ctx.memory.add("facts", "The spare key is under the flowerpot.")
     ctx.add([user("The zebra7 password hint is marmalade.", id="z"), assistant("Noted.", id="n"), *turns(6)])
-    ctx.compact()
+    ctx.compact(force=True)
     service = Service(ctx)
     delta: ContextDelta = service.prepare_context("Where is the spare key, and what of zebra7?")
     gate.set()

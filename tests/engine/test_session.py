@@ -61,7 +61,7 @@ def test_an_updated_summary_is_no_question(make: Make) -> None:
     ctx.add(user("the question", id="u"))
     for number in range(12):
         ctx.add(tool_round(f"t{number}", "out " * 60))
-    ctx.compact()
+    ctx.compact(force=True)
     place = next(i for i, e in enumerate(ctx.view().live) if e.message.kind == "summary")
     ctx.update(place, user("a better summary", id="x"))
     assert [(m.kind, m.text) for m in ctx.view().messages[:2]] == [
@@ -70,7 +70,7 @@ def test_an_updated_summary_is_no_question(make: Make) -> None:
     ]
     for number in range(12, 24):
         ctx.add(tool_round(f"t{number}", "out " * 60))
-    ctx.compact()
+    ctx.compact(force=True)
     assert [m.kind for m in ctx.view().messages[:3]] == ["message", "summary", "message"]
     assert ctx.view().messages[0].id == "u"
 
@@ -133,11 +133,11 @@ def test_undo_of_a_compaction(make: Make) -> None:
     ctx = make(context_window=2_000, summarizer=scripted(*["short"] * 9))
     ctx.add(turns(16))
     before = ids(ctx)
-    ctx.compact()
+    ctx.compact(force=True)
     assert len(ids(ctx)) < len(before)
     ctx.undo()
     assert ids(ctx) == before
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.add(user("word " * 1_200, id="big"))
     with pytest.raises(ContextOverflowError, match="after the undo, the session would need"):
         ctx.undo()
@@ -147,14 +147,14 @@ def test_pins_survive_with_their_round(make: Make) -> None:
     ctx = make(context_window=2_000)
     ctx.add([*turns(2), user("go", id="g"), *tool_round("t", calls=2), assistant("ok", id="z"), *turns(8, start=2)])
     ctx.pin("t-r0", "u0")
-    ctx.compact()
+    ctx.compact(force=True)
     left = ids(ctx)
     assert [i for i in left if i in {"u0", "t-a", "t-r0", "t-r1"}] == ["u0", "t-a", "t-r0", "t-r1"]
     assert "a0" not in left
     whys = {b.id: b.why for b in ctx.explain().blocks}
     assert whys["u0"] == "pinned"
     ctx.unpin("u0", "t-r0")
-    ctx.compact()
+    ctx.compact(force=True)
     assert "u0" not in ids(ctx)
     assert "t-a" not in ids(ctx)
 
@@ -240,7 +240,7 @@ def test_edits_are_decided_anew_on_the_new_head(make: Make) -> None:
 def test_export(make: Make, tmp_path: Path) -> None:
     ctx = make(context_window=2_000, system="Be brief.")
     ctx.add([*turns(10), user("go", id="g"), *tool_round("t"), assistant("ok 好", id="z", reasoning="hm")])
-    ctx.compact()
+    ctx.compact(force=True)
     path = tmp_path / "out.jsonl"
     count = ctx.export_jsonl(path)
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -257,7 +257,7 @@ def test_export(make: Make, tmp_path: Path) -> None:
 def test_explain(make: Make) -> None:
     ctx = make(context_window=2_000, system="Be brief.")
     ctx.add(turns(14))
-    ctx.compact()
+    ctx.compact(force=True)
     found = ctx.explain()
     assert found.used_tokens == sum(b.tokens for b in found.blocks) == ctx.usage().window_tokens
     assert [b.zone for b in found.blocks][:2] == ["system", "summary"]
@@ -304,7 +304,7 @@ def test_known_messages_are_kept_once(make: Make) -> None:
 def test_compacting_what_cannot_be(make: Make) -> None:
     ctx = make()
     with pytest.raises(CompactionError, match="nothing was compacted"):
-        ctx.compact()
+        ctx.compact(force=True)
 
 
 def test_messages_with_parts(make: Make) -> None:

@@ -46,7 +46,7 @@ def test_specs_are_json_schemas() -> None:
 def test_what_was_summarised_is_found_and_read(use: Callable[..., str]) -> None:
     with context(context_window=2_000) as ctx:
         ctx.add([user("The gate code is 7731. " + "word " * 20, id="g"), assistant("noted", id="n"), *turns(12)])
-        ctx.compact()
+        ctx.compact(force=True)
         found = use(ctx, "search_history", query="gate code")
         reference = found.split()[0]
         assert found.startswith("#")
@@ -152,13 +152,13 @@ def test_what_was_replaced_is_read_as_it_is_now(use: Callable[..., str]) -> None
                 read = use(ctx, "read_message", reference=reference)
                 assert read.splitlines()[1:] == ["Mail [REDACTED]."]
             if where == "visible":
-                ctx.compact()
+                ctx.compact(force=True)
         assert ctx.get("#2").text == "Mail ann@example.com."
 
 
 def test_compaction_once_a_turn(use: Callable[..., str]) -> None:
     backend = ScriptedBackend([assistant("", id="t", calls=[call("c")]), "done"])
-    with context(backend, context_window=2_000, summarizer=ScriptedBackend(["short"] * 9)) as ctx:
+    with context(backend, context_window=1_300, summarizer=ScriptedBackend(["short"] * 9)) as ctx:
         ctx.add(turns(12))
         ctx.send("please")
         assert use(ctx, "compact_history").startswith("Compacted: ")
@@ -169,7 +169,7 @@ def test_compaction_once_a_turn(use: Callable[..., str]) -> None:
 
 
 def test_a_turn_that_a_tools_result_ended_is_over_when_the_next_question_follows(use: Callable[..., str]) -> None:
-    with context(None, context_window=2_000) as ctx:
+    with context(None, context_window=1_120) as ctx:
         ctx.add(turns(12))
         assert use(ctx, "compact_history").startswith("Compacted: ")
         ctx.add([user("Look.", id="q"), *tool_round("r")])

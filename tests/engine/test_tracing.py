@@ -108,7 +108,7 @@ def test_an_error_is_told_by_its_kind_alone(make: Callable[..., Driven], spans: 
 def test_a_compaction_has_a_span_and_its_summary_call_is_inside(make: Callable[..., Driven], spans: Any) -> None:
     ctx = make(scripted("So far: fillers."), summary_timeout_s=None)
     ctx.add(turns(14))
-    outcome = ctx.compact()
+    outcome = ctx.compact(force=True)
     compact = next(s for s in spans() if s.name == "compact")
     inner = next(s for s in spans() if s.name == "summarize scripted")
     assert (compact.kind, inner.kind) == (trace.SpanKind.INTERNAL, trace.SpanKind.CLIENT)
@@ -143,7 +143,7 @@ def everything(make: Callable[..., Driven]) -> None:
     with pytest.raises(BackendError):
         ctx.send(f"and {MARK}?")
     ctx.add(turns(14))
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.search(MARK)
     ctx.erase("c")
     with pytest.raises(MessageNotFoundError):
@@ -230,7 +230,7 @@ def test_compactions_and_what_they_free_are_counted(make: Callable[..., Driven],
     ctx = make(scripted(), context_window=4_000, strategy="truncate")
     ctx.add(turns(40, words=30))
     before = counted()
-    outcome = ctx.compact()
+    outcome = ctx.compact(force=True)
     found = {name: value - before.get(name, 0) for name, value in counted().items()}
     assert found["ctxfold.compactions", "truncate", outcome.event.fallback_level] == 1
     assert found["ctxfold.compactions.freed",] == outcome.event.tokens_before - outcome.event.tokens_after
@@ -275,7 +275,7 @@ def test_leases_are_counted_as_taken_or_held_by_another(tmp_path: Path, counted:
         ctx = AgentContext(backend, summarizer=backend, store=store, session_id="s", context_window=4_000)
         ctx.add(turns(60, words=20))
         before = counted().get(("ctxfold.leases", "True"), 0)
-        ctx.compact()
+        ctx.compact(force=True)
         assert counted()["ctxfold.leases", "True"] > before
 
 

@@ -38,9 +38,9 @@ def filled(ctx: Any) -> Any:
     ctx.add(turns(4))
     ctx.add([user(SAID, id="m"), assistant("noted", id="n")])
     ctx.add(turns(10, start=10, words=20))
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.add(turns(12, start=30, words=20))
-    ctx.compact()
+    ctx.compact(force=True)
     assert ctx.usage().compactions == 2
     ctx.restore("m")
     assert text_of(ctx.view().compressed[i].message for i in range(len(ctx.view().compressed))).count(MARK)

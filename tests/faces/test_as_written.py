@@ -66,7 +66,7 @@ async def test_the_engine_alone(server: ModelServer, tmp_path: Path) -> None:
         ctx.send(
             f"Room {room} on the second floor has the number {room + 200} and a window to the garden with two locks."
         )
-    ctx.compact()
+    ctx.compact(force=True)
     assert message_id in [m.id for m in ctx.window().messages]
     assert ctx.usage().compactions == 1
     assert ctx.export_jsonl(tmp_path / "all.jsonl") >= 8

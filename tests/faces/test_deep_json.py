@@ -64,7 +64,7 @@ def called(arguments: str, output: str) -> list[Message]:
 def test_arguments_and_outputs_are_text(deep: str, tmp_path: Path) -> None:
     with context(scripted(*["fine"] * 400), context_window=4_000) as ctx:
         ctx.add([*called(deep, deep), *turns(4)])
-        ctx.compact()
+        ctx.compact(force=True)
         ctx.send("and now?")
         ctx.explain()
         ctx.inspect()

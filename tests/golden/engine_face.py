@@ -124,6 +124,8 @@ class EngineSession:
                 self._call("set_goal", act.text)
             case "inject":
                 self._ctx.service.inject("documents", [act.text])
+            case "compact":
+                self._call("compact", force=True)
             case name:
                 self._call(name)
 

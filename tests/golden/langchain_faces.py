@@ -102,6 +102,8 @@ def act_on(setting: Setting, context: Any, act: Act) -> None:
             setting.call(context, "pin", act.choose(setting.call(context, "messages")).id)
         case "note":
             setting.call(context, "add", context.system_message(act.text))
+        case "compact":
+            setting.call(context, "compact", force=True)
         case name:
             setting.call(context, name)
 

@@ -69,7 +69,7 @@ def test_an_undone_compaction_stays_where_it_was_in_force(make: Callable[..., Dr
     after = talk(ctx, 6)
     for _ in range(2):
         before = ctx.usage().window_tokens
-        assert ctx.compact()
+        assert ctx.compact(force=True)
         after += talk(ctx, 2)
         assert after[-2] < before + 39  # one turn more
         ctx.undo()
@@ -136,7 +136,7 @@ def test_a_window_that_changed_after_the_last_turn_is_the_last_row(make: Callabl
     ctx = make(context_window=4_000)
     ctx.add(turns(8))
     assert not ctx.inspect().turns[-1].open
-    ctx.compact()
+    ctx.compact(force=True)
     last = ctx.inspect().turns[-1]
     assert (last.turn, last.open, last.compactions, last.breaks) == (9, True, 1, ("compaction",))
     assert last.window_tokens == ctx.usage().window_tokens
@@ -189,9 +189,9 @@ def test_the_window_has_whole_texts_as_the_model_sees_them(make: Callable[..., D
 def test_each_message_stands_beside_the_summary_that_has_taken_its_place(make: Callable[..., Driven]) -> None:
     ctx = make(context_window=4_000)
     ctx.add([*turns(6), user(HOSTILE, id="hostile"), assistant("noted", id="noted")])
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.add(turns(6, start=6))
-    ctx.compact()
+    ctx.compact(force=True)
     found = ctx.inspect()
     (summary,) = [b for b in found.window.blocks if b.zone == "summary"]
     beside = {m.id: m.summary for m in found.messages}

@@ -80,7 +80,7 @@ def test_a_whole_session_comes_back(make: Make, tmp_path: Path, native: bool) ->
     ctx.update(0, RICH[0])
     ctx.update(5, user("corrected", id="x"))
     ctx.add(turns(20, start=5))
-    ctx.compact()
+    ctx.compact(force=True)
     count = ctx.export_jsonl(tmp_path / "all.jsonl", native=native)
     assert count == len(read(tmp_path / "all.jsonl"))
     for target in (make(context_window=2_000), make(context_window=2_000, system="Be brief.")):
@@ -146,7 +146,7 @@ def test_lines_complete_the_turn_that_has_a_part_of_them(make: Make, tmp_path: P
 def test_zones(make: Make, tmp_path: Path) -> None:
     ctx = make(context_window=2_000, system="Be brief.")
     ctx.add(turns(20))
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.pin("u19")
     path = tmp_path / "z.jsonl"
     zones = {zone: ctx.export_jsonl(path, zone=zone) for zone in ("immutable", "compressed", "incremental", "window")}
@@ -299,7 +299,7 @@ def test_a_snapshot_is_the_session(tmp_path: Path) -> None:
     with context(scripted(*["fine"] * 3), context_window=2_000, system="Be brief.", hard_ratio=0.8) as ctx:
         rich(ctx)
         ctx.add(turns(20, start=5))
-        ctx.compact()
+        ctx.compact(force=True)
         ctx.set_policy(auto_compact=False)
         ctx.save_snapshot(path)
         assert [p.name for p in tmp_path.iterdir()] == ["s.json"]
@@ -368,7 +368,7 @@ def long_session(tmp_path_factory: pytest.TempPathFactory) -> Long:
             ctx.add(added)
             said |= {m.id: m for m in added}
             if i > 1 and ctx.usage().compactions < i - 1:
-                ctx.compact()
+                ctx.compact(force=True)
         assert ctx.usage().compactions >= 100
         numbers = {m.id: ctx.explain_message(m.id).reference for m in said.values()}
     return Long(database, said, numbers)
@@ -411,7 +411,7 @@ async def test_files_without_blocking_the_loop(tmp_path: Path) -> None:
     with context(context_window=2_000) as ctx:
         await ctx.aadd(turns(12))
         await ctx.apin("u1")
-        await ctx.acompact()
+        await ctx.acompact(force=True)
         count = await ctx.aexport_jsonl(tmp_path / "all.jsonl")
         assert count == len((tmp_path / "all.jsonl").read_text().splitlines()) == 24
         await ctx.asave_snapshot(tmp_path / "whole.json")

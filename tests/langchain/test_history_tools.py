@@ -44,8 +44,10 @@ async def test_an_agent_uses_them() -> None:
             context.add([user("The gate code is 7731. " + "word " * 30, id="g"), assistant("Noted.", id="n")])
             for i in range(12):
                 context.add([user("word " * 30, id=f"u{i}"), assistant("reply " * 30, id=f"a{i}")])
-            context.compact()
+            context.compact(force=True)
             context.add([user("between", id="b"), assistant("yes " * 30, id="b2")])
+            for i in range(12, 36):
+                context.add([user("word " * 30, id=f"u{i}"), assistant("reply " * 30, id=f"a{i}")])
             tools = history_tools(context)
             agent = create_agent(chat, tools)
             given = {"messages": [HumanMessage("What is the gate code?")]}

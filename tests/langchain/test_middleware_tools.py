@@ -100,8 +100,8 @@ async def test_an_agent_pins_and_compacts(how: str) -> None:
             return Scripted(" | ".join(after))
         return Scripted("Noted. " + "It is a long story. " * 30)
 
-    with ModelServer(model="m", script=play, strict="openai", context_window=16_000) as server:
-        chat, middleware = chat_on(server), ContextMiddleware(context_window=16_000)
+    with ModelServer(model="m", script=play, strict="openai", context_window=6_900) as server:
+        chat, middleware = chat_on(server), ContextMiddleware(context_window=6_900)
         agent = create_agent(chat, [], middleware=[middleware], checkpointer=InMemorySaver())
         agent.invoke({"messages": [HumanMessage("The gate code is 7731.", id="gate")]}, T)
         for number in range(12):
@@ -138,8 +138,8 @@ def test_one_long_turn_is_compacted_on_demand() -> None:
         """Reads a page."""
         return f"Page {number}. " + "The quick brown fox reads on. " * 30
 
-    with ModelServer(model="m", script=play, strict="openai", context_window=32_000) as server:
-        chat, middleware = chat_on(server), ContextMiddleware(context_window=32_000)
+    with ModelServer(model="m", script=play, strict="openai", context_window=6_000) as server:
+        chat, middleware = chat_on(server), ContextMiddleware(context_window=6_000)
         agent = create_agent(chat, [page], middleware=[middleware], checkpointer=InMemorySaver())
         said = agent.invoke({"messages": [HumanMessage("Read ten pages.")]}, T)["messages"][-1].text
         assert said.startswith("Compacted: ")

@@ -39,7 +39,7 @@ def fill(memory: CtxMemory) -> None:
         memory.put(ChatMessage(role="assistant", content=f"Noted, and entry {n} of the ledger was closed."))
         memory.put(ChatMessage(f"Entry {n} of the ledger belongs to folder {n * 7}, shelf {n % 4}."))
     memory.put(ChatMessage(role="assistant", content="Good."))
-    memory.context.compact()
+    memory.context.compact(force=True)
     memory.put(ChatMessage(QUESTION))
 
 

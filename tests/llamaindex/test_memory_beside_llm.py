@@ -466,7 +466,7 @@ async def test_passages_of_a_memory_give_way_to_tools_and_rounds(way: str) -> No
         for n in range(60):
             told = f"The locker {n} of the old house by the river is green and has the code {n * 1117}, as Mr Ferreira said. "
             memory.put_messages([user(told * 2), bot("Noted.")])
-        memory.context.compact()
+        memory.context.compact(force=True)
         memory.put("Which locker of the old house is green, and which code did Mr Ferreira say it has?")
         window = memory.get()
         assert len(window[-2].content or "") > 2_500  # the passages

@@ -55,7 +55,7 @@ def test_a_turn_reads_as_little_in_a_long_session_as_in_a_short_one() -> None:
             history = llama_history(size)
             for start in range(0, size, 100):
                 memory.put_messages(history[start : start + 100])
-            memory.context.compact()
+            memory.context.compact(force=True)
             before = memory.context.usage().compactions
             store.records = 0
             talk(memory, range(size, size + 12))

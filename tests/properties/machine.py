@@ -330,7 +330,7 @@ class Machine:
 
     def do_compact(self, op: Op) -> None:
         live = [e for e in self.ctx.view().live if e.message.role == "user" and e.message.kind == "message"]
-        self.driven.compact()
+        self.driven.compact(force=True)
         if live:
             assert live[-1].id in {e.id for e in self.ctx.view()}, "the newest user message is lost"
 

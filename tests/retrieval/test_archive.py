@@ -91,7 +91,7 @@ def fill(ctx: Any, half: int = 20) -> None:
     """Everything said, the older half compacted, the rest still visible."""
     for place in range(half):
         ctx.add(said(place))
-    ctx.compact()
+    ctx.compact(force=True)
     for place in range(half, len(SAID)):
         ctx.add(said(place))
 
@@ -159,7 +159,7 @@ def test_restore_brings_originals_back_at_the_tail(make: Make) -> None:
     events: list[Any] = []
     ctx.subscribe(events.append)
     ctx.add([*turns(2), user("go", id="g"), *tool_round("t", calls=2), assistant("ok", id="z"), *turns(10, start=2)])
-    ctx.compact()
+    ctx.compact(force=True)
     before = ctx.view()
     gone = ctx.explain_message("t-r1")
     assert gone.where == "compacted"
@@ -189,7 +189,7 @@ def test_restore_keeps_a_round_in_order_whichever_message_was_updated(make: Make
     place = [e.id for e in ctx.view().live].index(updated)
     ctx.update(place, ctx.view().live[place].message)
     ctx.add(turns(10, start=2))
-    ctx.compact()
+    ctx.compact(force=True)
     assert [m.id for m in ctx.restore("t-r1", "u0")] == ["u0", *(m.id for m in round_of_two)]
     assert_legal(ctx.view().messages)
 
@@ -202,7 +202,7 @@ def test_restore_finds_the_call_of_a_result_behind_many_records(make: Make) -> N
     for n in range(600):
         ctx.add([user(f"note {n}", id=f"n{n}")], visibility="user")
     ctx.add([result, assistant("done", id="d"), *turns(20)])
-    assert ctx.compact().compacted
+    assert ctx.compact(force=True).compacted
     assert [m.id for m in ctx.restore(result.id)] == [asked.id, result.id]
     assert_legal(ctx.view().messages)
 
@@ -241,7 +241,7 @@ def test_the_newest_version_is_what_is_archived(make: Make) -> None:
     ctx.update(0, user("corrected once", id="x"))
     ctx.update(0, user("corrected twice", id="x"))
     ctx.add(turns(1))  # a caller's own list still has the first version
-    ctx.compact()
+    ctx.compact(force=True)
     assert ctx.explain_message("u0").where == "compacted"
     assert ctx.get("u0").text == "corrected twice"
     assert ctx.search("corrected")[0].message_id == "u0"
@@ -277,7 +277,7 @@ def test_a_fork_goes_on_from_a_message(make: Make) -> None:
     ctx.add([*turns(2), user("go", id="g"), *tool_round("t", "large " * 900), assistant("ok", id="z")])
     ctx.pin("u0")
     ctx.add(turns(10, start=2))
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.send(user("question 12", id="u12"))
     whole = ctx.fork("whole")
     assert whole.view().messages == ctx.view().messages
@@ -308,7 +308,7 @@ def test_a_fork_goes_on_from_a_message(make: Make) -> None:
 def test_a_fork_does_not_know_later_undos_or_other_turns(make: Make) -> None:
     ctx = make(context_window=2_000)
     ctx.add(turns(12))
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.add(turns(1, start=12))
     ctx.undo()
     assert not ctx.view().compressed

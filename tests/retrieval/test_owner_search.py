@@ -68,7 +68,7 @@ def split(store: Store, owner: str = "ann") -> AgentContext:
             for place in range(10 * at, 10 * at + 10):
                 ctx.add(exchange(place))
                 if place % 10 == 5:
-                    ctx.compact()
+                    ctx.compact(force=True)
             assert ctx.usage().compactions
     return context(store=store, owner=owner, session_id="a", context_window=3_000)
 
@@ -152,7 +152,7 @@ def test_filters(store: Store, ask: Callable[..., Any]) -> None:
 def test_excerpts_and_restored_messages_count_once(store: Store, ask: Callable[..., Any]) -> None:
     with context(store=store, owner="ann", session_id="a", context_window=2_000) as ctx:
         ctx.add(turns(12))
-        ctx.compact()
+        ctx.compact(force=True)
         ctx.restore("u0")
         ctx.add([user("go", id="g"), *tool_round("t", "large " * 900), assistant("ok", id="z")])
         ctx.service.inject("code", ["a question of the section, for an answer"])

@@ -635,7 +635,7 @@ def test_recall_compacts_nothing() -> None:
     """A summary on the way to a reply would make the user wait, and the faces would leave different windows."""
     with AgentContext(None, context_window=1_000, counter=COUNTER) as ctx:
         ctx.add([user(f"The zebra number {n} is in cage {n}, by the door.", id=f"z{n}") for n in range(20)])
-        ctx.compact()
+        ctx.compact(force=True)
         chat(ctx, 18)
         before = ctx.view()
         assert ctx.window(recall=True, question="Which zebra is in which cage?").view.epoch == before.epoch

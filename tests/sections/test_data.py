@@ -42,7 +42,7 @@ def attacked(text: str) -> tuple[AgentContext, Any]:
     ctx.pin("rule")
     ctx.add([user("Look it up, please.", id="q"), *tool_round("t", result=text), assistant("I did.", id="did")])
     ctx.add(turns(6))
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.memory.learn("persona", "facts", "corrections")
     ctx.send("What does rule 3 cost?")
     return ctx, backend
@@ -121,7 +121,7 @@ def test_credentials_are_named_instead_of_shown(name: str) -> None:
         ctx.memory.add("facts", text)
         ctx.add([user("Look it up.", id="q"), *tool_round("t", result=text), assistant("I did.", id="did")])
         ctx.add(turns(8))
-        ctx.compact()
+        ctx.compact(force=True)
         ctx.send("What does the zebra7 log say?")
         shown = [m.text for m in backend.requests[-1].messages if m.kind == "section"]
         assert any("[redacted: " in text for text in shown)
@@ -170,7 +170,7 @@ def test_summaries_of_tool_outputs_do_not_become_rules() -> None:
         ctx.add([user("Look it up.", id="q"), *tool_round("t", result=forged), assistant("I did.", id="did")])
         for start in (0, 8, 16):
             ctx.add(turns(8, start=start))
-            ctx.compact()
+            ctx.compact(force=True)
         (summary,) = (m for m in ctx.view().messages if m.kind == "summary")
         lines = summary.text.splitlines()
         facts = lines.index("Facts, verbatim:") if "Facts, verbatim:" in lines else len(lines)
@@ -192,7 +192,7 @@ def test_a_model_that_forges_a_ledger_is_not_read_back_as_one() -> None:
             ]
         )
         ctx.add(turns(2))
-        ctx.compact()
+        ctx.compact(force=True)
         (summary,) = (m for m in ctx.view().messages if m.kind == "summary")
         assert "always pay in gold" in summary.text, "the model's words stay"
         assert "always pay in gold (#1)" not in summary.text

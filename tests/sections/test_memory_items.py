@@ -161,7 +161,7 @@ def test_each_kind_has_its_section(make: Make, kind: str, tmp_path: Path) -> Non
     assert sum(ctx.counter.count(m) for m in sent if m.kind == "section") <= limit
     block = next(b for b in ctx.explain().blocks if b.id == sent[place].id)
     assert block.tokens == ctx.counter.count(sent[place])
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.send("And when does Ann renew the other certificate?")
     assert text_of(backend.requests[-1].messages).count("Ann renews the Acme certificate") == 1
     ctx.close()
@@ -170,7 +170,7 @@ def test_each_kind_has_its_section(make: Make, kind: str, tmp_path: Path) -> Non
     again.send("When does Ann renew the certificate?")
     assert text_of(backend.requests[-1].messages).count("Ann renews the Acme certificate") == 1
     Memory(again).forget(added.item.id)
-    again.compact()
+    again.compact(force=True)
     again.send("When was it?")
     assert "Ann renews" not in "".join(m.text for m in backend.requests[-1].messages if m.kind == "section")
 
@@ -335,7 +335,7 @@ def test_what_compactions_leave_is_replaced_and_grows_into_a_tree(tmp_path: Path
     for i in range(6):
         with context(None, **settings) as ctx:  # closing it waits for what goes on in the background
             ctx.add(turns(6, start=6 * i, words=20))
-            ctx.compact()
+            ctx.compact(force=True)
     with context(None, **settings) as ctx:
         digests, summaries, tree = (ctx.memory.list(kind) for kind in ("digest", "summaries", "tree"))
         assert len(digests) == 1
@@ -357,7 +357,7 @@ def test_the_trees_of_two_sessions_are_two(tmp_path: Path) -> None:
         for session in ("s0", "s1"):
             with context(None, session_id=session, **settings) as ctx:
                 ctx.add(turns(6, start=6 * number, words=20))
-                ctx.compact()
+                ctx.compact(force=True)
     for session in ("s0", "s1"):
         with context(None, session_id=session, **settings) as ctx:
             assert [dict(i.data)["level"] for i in ctx.memory.list("tree")] == ["0", "0"]
@@ -375,7 +375,7 @@ def test_a_compaction_learns_in_the_background_what_it_covers(make: Make) -> Non
     told = heard(ctx)
     ctx.add(conversation())
     ctx.add(turns(2))
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.close()
     assert [e.added for e in told] == [1]
 

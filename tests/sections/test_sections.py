@@ -94,7 +94,7 @@ def test_a_stale_copy_leaves_at_the_next_epoch_head_and_one_is_in_force(make: Ma
     ctx.send(LONG.format(0))
     ctx.send(LONG.format(1))
     assert text_of(ctx.view().messages).count("the car is") == 2, "within the epoch nothing is taken out"
-    ctx.compact()
+    ctx.compact(force=True)
     assert sections_in(ctx.view().messages) == [text for text in sections_in(ctx.view().messages) if "blue" in text]
     assert len(sections_in(ctx.view().messages)) == 1
     summary = next(m for m in ctx.view().messages if m.kind == "summary")
@@ -169,7 +169,7 @@ def test_a_head_section_stands_in_front_and_moves_in_only_where_an_epoch_begins(
     ctx.send(LONG.format(1))
     assert backend.requests[1].messages[-2].text.endswith("- second"), "at the tail: in front it would break the prefix"
     assert ctx.usage().prefix.breaks == ()
-    ctx.compact()
+    ctx.compact(force=True)
     ctx.send("question 2")
     sent = backend.requests[-1].messages
     assert [m.kind for m in sent[:3]] == ["message", "summary", "section"]
@@ -371,7 +371,7 @@ def test_a_turn_that_fails_leaves_no_section_in_front_either(make: Make) -> None
     ctx = make(backend, context_window=10_000, keep_last=2, sections=sections)
     for i in range(2):
         ctx.send(LONG.format(i))
-    ctx.compact()
+    ctx.compact(force=True)
     before = ctx.view().messages
     with pytest.raises(BackendError):
         ctx.send("question")

@@ -177,7 +177,7 @@ def test_the_loop_goes_on_while_a_long_text_is_stored_compacted_and_searched() -
             step = "search"
             await ctx.asearch("日本")
             step = "compact"
-            await ctx.acompact()
+            await ctx.acompact(force=True)
             step = "recall"
             await ctx.awindow(recall=True, question="日本")
             step = "end"

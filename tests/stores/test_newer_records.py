@@ -43,7 +43,7 @@ def filled(url: str) -> list[Message]:
     with SqlStore(url) as store, talk(store) as ctx:
         for n in range(40):
             ctx.add([user(f"question {n} about item {n * 7}", id=f"u{n}"), assistant(f"answer {n}", id=f"a{n}")])
-        ctx.compact()
+        ctx.compact(force=True)
         store.remember("default", [MemoryItem("i1", "facts", "the locker is on the left", key="locker")])
         store.put_vectors(KEY, "e", {0: b"about", 3: b"1234"})
         return list(ctx.messages())
@@ -208,7 +208,7 @@ def use(url: str) -> list[Message]:
         ctx.inspect()
         store.memories("default", everything=True)
         ctx.send("go on")
-        ctx.compact()
+        ctx.compact(force=True)
         ctx.prune(Retention(max_messages=1_000))
         return told
 

@@ -139,7 +139,7 @@ def _compacted(
     yield from flow_of(AgentContext.add)(context, messages)
     if pinned:
         yield from flow_of(AgentContext.pin)(context, *pinned)
-    yield from flow_of(AgentContext.compact)(context)
+    yield from flow_of(AgentContext.compact)(context, force=True)
     return (yield from flow_of(AgentContext.view)(context)).messages
 
 

@@ -53,6 +53,7 @@ def compact(
     provider: Annotated[str | None, typer.Option("--provider", help="the model's provider; generic if unset")] = None,
     wire: Annotated[str | None, typer.Option("--wire", help="its wire format, for a provider with several")] = None,
     base_url: Annotated[str | None, typer.Option("--base-url", help="its URL, for a provider without one")] = None,
+    force: Annotated[bool, typer.Option("--force", help="also while half of the budget is free")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compact a session now. The API key of the provider is read from the environment."""
@@ -66,7 +67,7 @@ def compact(
             )
         context = stack.enter_context(session(store, name, owner, **settings))
         with progress().status("compacting"):
-            event = context.compact().event
+            event = context.compact(force=force).event
         assert event is not None
         if as_json:
             print_json(asdict(event))

@@ -473,7 +473,7 @@ def _send_with_recovery(
         first = error
     if not options.may_compact(open_session.rules(options.context_window)):
         raise ContextOverflowError(
-            f"{first}; automatic compaction is off: call compact() or raise context_window"
+            f"{first}; automatic compaction is off: call compact(force=True) or raise context_window"
         ) from first
     learnt = yield from calibrate_from_refusal(engine.ports, open_session, first, turn_id, attempt.model, options)
     before = frozenset(open_session.state.revertible)

@@ -118,7 +118,8 @@ def _compare(before: _Sent, now: _Sent) -> tuple[str | None, int]:
         expired = next((e for e in before.expiring if not any(e.version == k.version for k in now.expiring)), None)
         if expired is None:
             return None, before.view.tokens
-        return "reasoning_expired", _tokens_before(before.view, expired)
+        later = takewhile(lambda e: e.version != expired.version, before.view.newest_first())
+        return "reasoning_expired", before.view.tokens - expired.tokens - sum(e.tokens for e in later)
     shared = _shared(before.view, now.view)
     if shared == len(before.view):
         return None, before.view.tokens
@@ -130,11 +131,6 @@ def _round_reasoning(view: View) -> tuple[Entry, ...]:
     """Returns the entries since the newest user message whose reasoning is sent."""
     since = takewhile(lambda e: e.message.role != "user", view.newest_first())
     return tuple(reversed([e for e in since if e.message.reasoning]))
-
-
-def _tokens_before(view: View, entry: Entry) -> int:
-    later = takewhile(lambda e: e.version != entry.version, view.newest_first())
-    return view.tokens - entry.tokens - sum(e.tokens for e in later)
 
 
 def _cause(before: _Sent, now: _Sent) -> str:

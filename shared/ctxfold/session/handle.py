@@ -377,9 +377,21 @@ class SessionHandle(FlowMethods, Closing):
     # compacting
 
     @sync_method
-    def compact(self) -> Flow[Outcome]:
-        """Compacts now, including an open turn; raises NotEnoughHistoryError when nothing may be compacted."""
-        outcome = yield from self._edit(lambda e, s: e.fitter.compact(s, s.stage(_only_turn(s))))
+    def compact(self, *, force: bool = False) -> Flow[Outcome]:
+        """Compacts now, including an open turn; raises NotEnoughHistoryError when nothing may be compacted.
+
+        It is raised too while half of the budget is free, as a compaction would only hide messages then; not with `force`.
+        """
+        open_session = yield from self._open_session()
+        with open_session.lock:
+            turns = list(open_session.state.open)
+        # with several open turns, the compaction cannot be assigned to one of them
+        stage = open_session.stage(turns[0] if len(turns) == 1 else None)
+        used, budget = stage.view.tokens + open_session.overhead_tokens, stage.rules.budget_tokens
+        if not force and used <= budget // 2:
+            free = f"{used:,} of {budget:,} tokens are used, so that nothing needs the room"
+            raise NotEnoughHistoryError(f"nothing was compacted: {free}; to compact all the same, force it")
+        outcome = yield from self._engine.fitter.compact(open_session, stage)
         if not outcome.compacted:
             raise NotEnoughHistoryError(f"nothing was compacted: {outcome.reason}")
         return outcome
@@ -595,10 +607,3 @@ class SessionHandle(FlowMethods, Closing):
     @property
     def _ports(self) -> Ports:
         return self._engine.ports
-
-
-def _only_turn(open_session: OpenSession) -> str | None:
-    """Returns the open turn; None when there are several, because the compaction cannot be assigned to one of them."""
-    with open_session.lock:
-        turns = list(open_session.state.open)
-    return turns[0] if len(turns) == 1 else None
