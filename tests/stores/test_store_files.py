@@ -1,8 +1,13 @@
-"""V8: a store's files are its owner's alone, and a record with an impossible date is shown."""
+"""V8: a store's files are its owner's alone, locks are kept, and a record with an impossible date is shown."""
 
 from __future__ import annotations
 
+import signal
+import sqlite3
 import stat
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -39,3 +44,34 @@ def test_v8_a_record_of_another_era_is_shown(at_s: float, tmp_path: Path) -> Non
     for command in (["sessions"], ["search", "s", "far"], ["inspect", "s"], ["show", "s"], ["window", "s"]):
         done = CliRunner().invoke(app, [*command, "--store", url])
         assert done.exit_code == 0, done.output
+
+
+TWO_STORES_AND_A_KILL = """
+import os, signal, subprocess, sys
+from ctxfold import AgentContext
+url, reader = sys.argv[1:]
+first = AgentContext(session_id="a", store=url, context_window=3_000)
+first.add("one")
+second = AgentContext(session_id="b", store=url, context_window=3_000)
+subprocess.run([sys.executable, "-c", reader, url], check=True)
+for number in range(20):
+    first.add(f"m{number}")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+READER = """
+import sys
+from ctxfold import AgentContext
+with AgentContext(session_id="a", store=sys.argv[1], context_window=3_000) as context:
+    print(len(context.messages()))
+"""
+
+
+def test_a_second_store_on_the_file_leaves_the_locks_of_the_first_one(tmp_path: Path) -> None:
+    """POSIX takes all locks of a process away when it closes any descriptor of a file; another process then deletes its log."""
+    url = f"sqlite:///{tmp_path}/a.db"
+    killed = subprocess.run([sys.executable, "-c", TWO_STORES_AND_A_KILL, url, READER], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = subprocess.run([sys.executable, "-c", READER, url], check=True, capture_output=True, text=True)
+    assert left.stdout.strip() == "21"
+    with closing(sqlite3.connect(tmp_path / "a.db")) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

@@ -30,6 +30,7 @@ from ctxfold.errors import (
     BackendError,
     BudgetError,
     ContextOverflowError,
+    EmptyMessagesError,
     MessageConflictError,
     MessageTooLargeError,
     TurnClosedError,
@@ -298,6 +299,10 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
     compare = partial(
         reconcile, given_ids=turn_input.given_ids, whole=turn_input.whole, from_window=turn_input.from_window
     )
+    if not turn_input.messages:
+        raise EmptyMessagesError(
+            "nothing is asked: the list has only results of calls that it does not have; add the calls"
+        )
     new = compare(open_session, turn_input.messages)
     attempt.shown = new.shown
     asked = turn_input.messages[-1]

@@ -108,10 +108,13 @@ class StoreAddress:
         return status.st_dev, status.st_ino
 
     def make_file(self) -> None:
-        """Makes a new SQLite file, which its owner alone may read. SQLite gives the files beside it the same mode."""
+        """Makes a new SQLite file, which its owner alone may read. SQLite gives the files beside it the same mode.
+
+        A file that is there is not opened: POSIX takes a process's locks of a file away when it closes any descriptor of it.
+        """
         if self.path is not None:
-            with suppress(OSError):  # SQLite says what is wrong
-                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            with suppress(OSError):  # it is there, or SQLite says what is wrong
+                os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
     @property
     def proxied(self) -> bool:
