@@ -161,7 +161,12 @@ USES: list[tuple[str, type[CtxError], str, Use]] = [
     ("a text to stream", ConfigError, "a str: .* send_stream and asend_stream take", lambda c: list(c.stream("Hi"))),
     ("a text to ask", ConfigError, "a str: .* send, send_stream", lambda c: c.ask("Hi")),
     ("a text's request", ConfigError, "the question is a str", lambda c: c.request_for("Hi")),
-    ("too early", NotEnoughHistoryError, "would free anything; system, pins", lambda c: c.compact()),
+    (
+        "too early",
+        NotEnoughHistoryError,
+        "nothing needs the room; to compact all the same, force it",
+        lambda c: c.compact(),
+    ),
 ]
 
 
