@@ -108,6 +108,28 @@ def test_l5_the_question_of_a_dead_run_keeps_its_place(rounds: int, others: int)
     assert told(opened().view().messages) == told(joined.view().messages), "every process folds the same"
 
 
+def test_l5_the_question_of_a_dead_run_parts_no_turn_that_was_under_way() -> None:
+    """It was asked between a call and its result: it comes behind that turn, and before the question that followed."""
+    weather, stored = Weather(), MemoryStore()
+
+    def opened(*replies: Any) -> Any:
+        return context(ScriptedBackend(list(replies)), store=UnreliableStore(stored, weather), context_window=8_000)
+
+    def asked(id: str) -> Message:
+        return assistant("", id=id, calls=[call(f"of-{id}")])
+
+    run, dead = opened(asked("c1"), assistant("first", id="a1")), opened(asked("c2"))
+    run.send([user("first?", id="u1")])
+    dead.send([user("second?", id="u2")])
+    run.send([tool_result("of-c1", "found", id="r1")])
+    opened(assistant("third", id="a3")).send([user("third?", id="u3")])
+    assert ids(opened()) == ["u1", "c1", "r1", "a1", "u2", "c2", "u3", "a3"]
+    weather.age_s = LATE_S
+    view = opened().view().messages
+    assert [m.id for m in view] == ["u1", "c1", "r1", "a1", "u2", "u3", "a3"]
+    assert_legal(view)
+
+
 TURNS: tuple[tuple[Message, ...], ...] = tuple(
     (
         user(f"question {n}", id=f"u{n}"),

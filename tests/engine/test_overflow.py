@@ -110,6 +110,7 @@ def test_a_refusal_that_counts_the_room_for_the_reply_says_nothing_about_our_cou
     budget = ctx.usage().budget_tokens
     assert ctx.send("hi", max_tokens=max_tokens).message.text == "yes"
     assert ctx.usage().budget_tokens == budget
+    assert ctx.usage().window_tokens <= MessageCounter(COUNTER).count_all(ctx.view().messages)
 
 
 def test_what_no_compaction_could_help_is_not_compacted(make: Make) -> None:

@@ -262,6 +262,39 @@ def test_a_killed_erasure_of_an_owner_is_completed(url: str) -> None:
             assert [store.read(SessionKey("default", f"s{n}")) for n in range(4)] == [(), (), (), ()]
 
 
+def test_an_erasure_of_an_owner_that_ends_between_its_batches_leaves_nothing_in_sight(url: str) -> None:
+    """The worker is killed as soon as the sessions are out of sight, while rows of theirs are left."""
+    names = [f"s{n}" for n in range(8)]
+    with SqlStore(url) as store:
+        for _ in range(20):
+            for name in names:
+                written(store, name, turns=150, days_ago=0, text="word " * 40)
+            readers = [context(store=url, session_id=name, context_window=50_000) for name in names]
+            assert all(map(texts, readers))
+            process = start(erase_owner, url)
+            while store.sessions("default") and process.is_alive():
+                pass
+            process.kill()
+            process.join()
+            left = [name for name in names if store.read(SessionKey("default", name))]
+            if left:
+                break
+            for reader in readers:
+                reader.close()
+        assert left
+        assert store.sessions("default") == ()
+        assert [texts(reader) for reader in readers] == [[]] * len(names), "each has its log open"
+        for name in left:
+            anew = context(store=store, session_id=name, context_window=50_000)
+            anew.add([user("anew", id="u0"), assistant("yes", id="a0")])
+            assert texts(anew) == ["u0", "a0"]
+            assert "word" not in str(store.read(SessionKey("default", name)))
+        for reader in readers:
+            reader.close()
+        store.erase_owner("default")
+        assert [store.read(SessionKey("default", name)) for name in names] == [()] * len(names)
+
+
 def test_writers_meet_an_erasure_of_their_owner(url: str) -> None:
     """Sessions that are begun while the owner is erased keep what is written after it, whole and in order."""
     with SqlStore(url) as store:

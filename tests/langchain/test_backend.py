@@ -181,6 +181,40 @@ async def test_errors_are_backend_errors(make: Maker, reply: ErrorReply, kind: s
             assert caught.value.kind == kind
 
 
+class Failing(FakeListChatModel):
+    """Raises what a partner package does, without a status or words that a service would use."""
+
+    error: Any
+
+    def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+        raise self.error("no luck")
+
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        raise self.error("no luck")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (lc.ContextOverflowError, "context_overflow"),
+        (lc.ModelAuthenticationError, "auth"),
+        (lc.ModelPermissionDeniedError, "auth"),
+        (lc.ModelInvalidRequestError, "rejected"),
+        (lc.ModelNotFoundError, "rejected"),
+        (lc.ModelRateLimitError, "rate_limit"),
+        (lc.ModelTimeoutError, "timeout"),
+        (lc.ModelConnectionError, "connect"),
+        (lc.ModelAPIError, "server"),
+    ],
+)
+def test_errors_of_langchains_own_classes_have_their_kinds(error: type[Exception], kind: str, asked: Request) -> None:
+    backend = LangChainBackend(Failing(responses=["unreached"], error=error))
+    for call in (backend.send, backend.open_stream):
+        with pytest.raises(BackendError, match="no luck") as caught:
+            call(asked)
+        assert caught.value.kind == kind
+
+
 async def test_a_limit_told_by_the_service_is_learnt() -> None:
     async with serving(chat_openai, None, context_window=900) as (_, model):
         with AgentContext(LangChainBackend(model), context_window=20_000) as ctx:

@@ -248,7 +248,10 @@ def test_in_a_chain(play: Any) -> None:
 
 ERRORS = [
     (ErrorReply(401, {"error": {"message": "bad key"}}), lc.ModelAuthenticationError),
+    (ErrorReply(403, {"error": {"message": "not with this key"}}), lc.ModelPermissionDeniedError),
+    (ErrorReply(404, {"error": {"message": "no such model"}}), lc.ModelNotFoundError),
     (ErrorReply(429, {"error": {"message": "slow down"}}), lc.ModelRateLimitError),
+    (ErrorReply(429, {"error": {"message": "pay", "code": "insufficient_quota"}}), lc.ModelRateLimitError),
     (ErrorReply(500, {"error": {"message": "oops"}}), lc.ModelAPIError),
     (ErrorReply(400, {"error": {"message": "no"}}), lc.ModelInvalidRequestError),
     (RawReply(frames=(b"<html>garbage",), headers={"content-type": "text/html"}), lc.ModelAPIError),
@@ -268,6 +271,7 @@ async def test_errors_are_ours_and_theirs(play: Any, reply: Any, theirs: type[Ex
         with pytest.raises(theirs) as caught:
             attempt()
         assert isinstance(caught.value, BackendError)
+        assert getattr(caught.value, "is_retryable", None) is caught.value.retryable, "by which LangChain's retries go"
     with pytest.raises(theirs):
         await chat.ainvoke("x")
     with pytest.raises(theirs):

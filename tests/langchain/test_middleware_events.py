@@ -116,6 +116,7 @@ async def test_compactions_are_told(how: str) -> None:
         model, agent, middleware = agent_on(server)
         direct: list[Any] = []
         middleware.context("t").subscribe(direct.append)
+        middleware.context("t").on_compaction(lambda _: 1 / 0)  # a mistake of the program's: the summary is written
         heard: Any = Heard() if how == "stream" else AsyncHeard()
         streamed: list[Any] = []
         config: Any = {**T, "callbacks": [heard]}
@@ -131,6 +132,9 @@ async def test_compactions_are_told(how: str) -> None:
         assert mine[0]["session"] == "t"
         told = [p["ctxfold"] for p in streamed if p["ctxfold"]["event"] == "HistoryCompacted"]
         assert [t["tokens_before"] for t in told] == [e.tokens_before for e in wanted]
+        refused = [data["reason"] for name, data in heard.events if name == "ctxfold.RewriteRefused"]
+        assert len(refused) == len(wanted)
+        assert "ZeroDivisionError" in refused[0]
         assert "SECRET" not in str(heard.events)
         assert heard.metadata[0]["ctxfold_session"] == "t"
         assert heard.metadata[0]["ctxfold_listed"] == heard.metadata[0]["ctxfold_shown"] == 1

@@ -398,12 +398,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_session.py::test_pins_survive_with_their_round",
         ),
         (
-            "a_note_for_the_user_ends_a_round",
-            '        elif message.visibility != "user":\n            calls: list',
-            "        else:\n            calls: list",
-            "engine/test_audience.py::test_a_note_for_the_user_inside_a_tool_round",
-        ),
-        (
             "an_answer_without_its_question_leads",
             'if first is None or entries[first].message.role == "user":',
             'if first is None or entries[first].message.role != "tool":',

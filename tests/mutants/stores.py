@@ -11,7 +11,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "an_open_reader_reads_on_in_an_erased_log",
             'f"(SELECT session, head FROM ctxfold_sessions WHERE owner = {self.mark})",',
             'f"(SELECT session, -1 FROM ctxfold_sessions WHERE owner = {self.mark})",',
-            "erasure/test_retention.py::test_a_killed_erasure_of_an_owner_is_completed",
+            "erasure/test_retention.py::test_an_erasure_of_an_owner_that_ends_between_its_batches_leaves_nothing_in_sight",
         ),
         (
             "sql_erases_from_a_log_that_went_on",
@@ -152,7 +152,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "rows_left_by_an_interrupted_erasure_join_a_new_session",
             "                self._rows.remove_left_over(connection, key)\n",
             "                pass\n",
-            "erasure/test_retention.py::test_a_killed_erasure_of_an_owner_is_completed",
+            "erasure/test_retention.py::test_an_erasure_of_an_owner_that_ends_between_its_batches_leaves_nothing_in_sight",
         ),
     ),
     *of(

@@ -110,7 +110,7 @@ def waiting_calls(newest_first: Iterable[Message]) -> tuple[ToolCallPart, ...]:
     for message in newest_first:
         if message.role == "tool":
             answered.update(r.call_id for r in message.tool_results)
-        elif message.visibility != "user":
+        else:
             calls: list[ToolCallPart] = []
             for call in message.tool_calls:
                 if answered[call.id]:
