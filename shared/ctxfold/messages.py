@@ -409,7 +409,8 @@ def validated(message: Message) -> Message:
     for part in message.parts:
         _check_part(part, message)
     for text in (message.id, message.name, message.model, message.finish_reason):
-        _check_text(text or "", message.id)
+        if text and not text.isascii():
+            _check_text(text, message.id)
     return message
 
 
@@ -442,7 +443,7 @@ def _check_part(part: Part, message: Message) -> None:
     """Checks every text of the part: a single lone surrogate in the log would make the whole session unreadable."""
     for name in part.__slots__:
         value: object = getattr(part, name)
-        if isinstance(value, str):
+        if isinstance(value, str) and not value.isascii():
             _check_text(value, message.id)
     match part:
         case TextPart():
@@ -485,8 +486,6 @@ def _check_json(what: str, text: str | None, message_id: str, sent: type[dict[An
 
 
 def _check_text(text: str, message_id: str) -> None:
-    if text.isascii():
-        return
     try:
         text.encode()
     except UnicodeEncodeError as error:

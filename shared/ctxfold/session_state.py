@@ -38,7 +38,7 @@ from ctxfold.history.records import (
     TurnStatus,
 )
 from ctxfold.history.snapshot import dump_state, load_state, message_in, parse_snapshot
-from ctxfold.history.terms import term_counts
+from ctxfold.history.terms import term_counts, terms
 from ctxfold.history.view import Entry, Prefix, View, WindowTokens
 from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message, Usage
@@ -662,8 +662,9 @@ def index_terms(message: Message) -> tuple[Mapping[str, int], int]:
     """
     calls = (f"{c.name} {c.arguments}" for c in message.tool_calls)
     counts = term_counts("\n".join([message.name or "", message.text, *calls]))
-    media = " ".join(name_of(part) for part in message.parts if isinstance(part, MediaPart))
-    return counts + term_counts(media), counts.total()
+    length = counts.total()
+    counts.update(terms(" ".join([name_of(part) for part in message.parts if isinstance(part, MediaPart)])))
+    return counts, length
 
 
 def index_entries(originals: Sequence[tuple[int, Message]]) -> Flow[tuple[Document, ...]]:

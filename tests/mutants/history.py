@@ -120,8 +120,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_ordinal_number_ends_a_sentence_in_recall",
-            r"(?<=[.!?;])(?!{_ORDINAL_GOES_ON})\s+",
-            r"(?<=[.!?;])\s+",
+            r"(?<=[.!?;]\s)(?!{_ORDINAL_GOES_ON})\s*",
+            r"(?<=[.!?;]\s)\s*",
             "retrieval/test_recall.py::test_the_full_stop_of_an_ordinal_number_ends_no_sentence",
         ),
     ),

@@ -36,14 +36,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "session_state.py",
         (
             "the_names_of_media_count_in_the_length",
-            "term_counts(media), counts.total()",
-            "term_counts(media), (counts + term_counts(media)).total()",
+            "return counts, length",
+            "return counts, counts.total()",
             "compaction/test_media_are_named.py::test_its_name_does_not_move_what_other_questions_find",
         ),
         (
             "a_picture_is_not_in_the_index",
-            "return counts + term_counts(media), ",
-            "return counts, ",
+            "for part in message.parts if isinstance(part, MediaPart)])))",
+            "for part in () if isinstance(part, MediaPart)])))",
             "compaction/test_media_are_named.py::test_it_is_named_in_transcript_summary_recall_and_search",
         ),
         (

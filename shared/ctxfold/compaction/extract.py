@@ -11,8 +11,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from itertools import count as numbers
@@ -50,9 +49,11 @@ LIST_MARK = re.compile(
     re.M,
 )
 _LETTER = rf"[^\W_{CJK}]"  # or a digit
+# a run of plain words has no value in it, and is most of a text: it is passed over in one step
 _VALUE = re.compile(
     rf"""
-    (?P<url>\bhttps?://[^\s"'<>()\[\]{{}}，。；、]+)
+    (?<!\S)(?:[A-Z]?[a-z]++[,.;:!?]*+(?:\s++|\Z))++
+  | (?P<url>\bhttps?://[^\s"'<>()\[\]{{}}，。；、]+)
   | (?P<email>(?<![\w.%+-])[\w.%+-]{{1,64}}+@[\w-]++(?:\.[\w-]+)+)
   | (?P<path>(?<![\w/<])(?:~|\.{{1,2}})?(?:/[\w.@+-]+){{2,}}/?|\b[A-Za-z]:\\[\w\\.-]+
       |(?<![\w./-])[\w-]{{2,64}}+(?:/[\w-]{{1,64}}+){{0,12}}+\.[a-z]{{1,5}}+(?![\w.]\w))
@@ -67,8 +68,10 @@ _CAPITALISED = re.compile(r"\b[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]\w+")
 _NAME = re.compile(rf"(?<=[\w,;]\s){_CAPITALISED.pattern}")  # not at the beginning of a sentence
 _TIME = r"\d{1,2}:\d{2}(?::\d{2})?(?:[.,]\d{1,9})?(?:\s?[AaPp]\.?[Mm]\b\.?)?Z?"
 _STAMP = re.compile(rf"[\[(]?(?:[\d./,-]{{4,24}}[T\s]\s{{0,3}})?{_TIME}(?:\s-->\s{_TIME})?(?:\s?UTC)?[\])]?")
+_CLOCK = re.compile(r"\d:\d\d")  # is in every stamp, and is found much faster
 _BEHIND_STAMP = re.compile(r"\s*[-–—:]?\s+")
 _LABEL = re.compile(r"(?:<([^<>\s]{1,32})>|([^\W_][^:\n<>{}\[\]\"“”?!;.]{0,31}):)\s+(?=\S)")
+_IN_NO_NAME = frozenset('.!?;"/\\=(){}')
 _EMPHASIS = re.compile(r"(?<!\w)(\*{1,3}|__)(?=\S)([^*_\n]+)(?<=\S)\1(?!\w)")
 _MARKER_IN_JSON = re.compile(r"\\n\[\.\.\. [\d,]{1,12} of [^\]\n]{0,200}\]")  # of a shortened argument
 # nobody speaks for these, as their text is not theirs to write
@@ -86,8 +89,7 @@ class Value(NamedTuple):
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class Sentence:
+class Sentence(NamedTuple):
     """A sentence, a line of a tool output, or an open tool call.
 
     Args:
@@ -129,7 +131,8 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
     for source in source_list:
         message, number = message_of(source)
         tools |= {c.id: c.name for c in message.tool_calls}
-        told = _told(source, speakers, tools, asked if len(speakers) <= 2 else nobody)
+        speeches = [] if message.role == "tool" or message.kind == "summary" else spoken(message, speakers)
+        told = _told(source, speeches, tools, asked if len(speakers) <= 2 else nobody)
         share = _share(kept_lines[number]) if _is_kept_line(source) and message.role == "tool" else 1.0
         for place, (speaker, said, factor) in zip(places, told, strict=False):
             text = f"{speaker}: {said}" if speaker else said
@@ -138,18 +141,18 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
             if len(words) >= LEAST_TERMS or (values and _tells(said)):
                 found.pop(text, None)
                 found[text] = Sentence(text, values, words, number, message.id, place), factor * share
-        if message.role != "tool" and message.kind != "summary":
-            *_, last = spoken(message, speakers) or [asked]
-            asked = _Speech(last.speaker, (sentences(last.text) or [""])[-1])
-    spread = Counter(word for ids in _messages_of(s for s, _ in found.values()).values() for word in ids)
+        if speeches:
+            speaker, text = speeches[-1]
+            asked = _Speech(speaker, sentences(text)[-1] if _asks(text.rstrip()) else "")
+    by_message = _messages_of(s for s, _ in found.values())
+    spread = Counter(chain.from_iterable(by_message.values()))
+    rarity = {word: min(MAX_RARITY, math.log((1 + len(by_message)) / n)) for word, n in spread.items()}
     names = frozenset(name for s, _ in found.values() for name in _NAME.findall(s.text))
-    count = 1 + len({s.message_id for s, _ in found.values()})
-    newest = {_wording(s): s for s, _ in found.values() if not _asks(s.text)}
+    wordings = [_wording(s) for s, _ in found.values()]
+    newest = {wording: s for wording, (s, _) in zip(wordings, found.values(), strict=True) if not _asks(s.text)}
     ranked = (
-        replace(
-            s, worth=factor * _worth(s, spread, count, names) * (1.0 if newest.get(_wording(s), s) is s else REPEATED)
-        )
-        for s, factor in found.values()
+        s._replace(worth=factor * _worth(s, rarity, names) * (1.0 if newest.get(wording, s) is s else REPEATED))
+        for wording, (s, factor) in zip(wordings, found.values(), strict=True)
     )
     return (*ranked, *_open_calls(source_list))
 
@@ -176,11 +179,11 @@ def _messages_of(found: Iterable[Sentence]) -> dict[str, set[str]]:
     return words
 
 
-def _worth(sentence: Sentence, spread: Counter[str], count: int, names: Collection[str]) -> float:
+def _worth(sentence: Sentence, rarity: Mapping[str, float], names: frozenset[str]) -> float:
     """Returns what a sentence tells, by its numbers, its names and the rarity of its words, for its length."""
-    rarity = math.fsum(min(MAX_RARITY, math.log(count / spread[word])) for word in sentence.words)
-    named = min(MOST_NAMES, len(frozenset(names) & frozenset(_CAPITALISED.findall(sentence.text.partition(": ")[2]))))
-    told = RARITY_WORTH * rarity + NUMBER_WORTH * math.sqrt(len(sentence.values)) + NAME_WORTH * named
+    named = min(MOST_NAMES, len(names.intersection(_CAPITALISED.findall(sentence.text.partition(": ")[2]))))
+    rare = math.fsum(map(rarity.__getitem__, sentence.words))
+    told = RARITY_WORTH * rare + NUMBER_WORTH * math.sqrt(len(sentence.values)) + NAME_WORTH * named
     return told / (len(sentence.text) + OVERHEAD_CHARS)
 
 
@@ -198,7 +201,7 @@ def flat(message: Message) -> str:
 
 
 def _told(
-    source: Source, speakers: Collection[str], tools: dict[str, str], asked: _Speech
+    source: Source, speeches: Sequence[_Speech], tools: Mapping[str, str], asked: _Speech
 ) -> Iterator[tuple[str, str, float]]:
     """Yields who says the sentences of a message, the sentences, and a factor for each."""
     message, _ = message_of(source)
@@ -216,10 +219,9 @@ def _told(
         units = [] if is_code(message.text) else list(_units(without_calls(message.text)))
         yield from ((tool, s, worth * _share(len(units))) for s in units if s not in failures)
     else:
-        speeches = spoken(message, speakers)
         for speech in speeches:
             for at, text in enumerate(_sentences(speech.text)):
-                answers = not at and len(speeches) == 1 and asked.speaker != speech.speaker and _asks(asked.text)
+                answers = asked.text and not at and len(speeches) == 1 and asked.speaker != speech.speaker
                 if answers and len(words_of(text)) <= SHORT_ANSWER:
                     question = asked.text.replace('"', "'")[-MAX_CHARS:]
                     yield f'{speech.speaker}, asked "{question}"', text, worth
@@ -243,7 +245,7 @@ def _is_kept_line(source: Source) -> bool:
 
 def words_of(text: str) -> frozenset[str]:
     """Returns the terms of a text that have no digit."""
-    return frozenset(t for t in terms(text) if not any(map(str.isdigit, t)))
+    return frozenset([t for t in terms(text) if t.isalpha() or not any(map(str.isdigit, t))])
 
 
 def _asks(text: str) -> bool:
@@ -265,9 +267,10 @@ def _short(text: str) -> str:
 def _sentences(text: str) -> Iterator[str]:
     """Yields the sentences of what somebody says, each item of a list with the heading of the list."""
     heading, has_items = "", False
-    for raw in chain(text.splitlines(), ["-"]):  # the last one ends a heading without items
+    for raw in text.splitlines():
         mark = LIST_MARK.match(raw)
-        line = _EMPHASIS.sub(r"\2", raw[mark.end() if mark else 0 :]).strip()
+        line = raw[mark.end() if mark else 0 :]
+        line = (_EMPHASIS.sub(r"\2", line) if "*" in line or "__" in line else line).strip()
         parts = [p for p in sentences(line) if any(map(str.isalnum, p))]
         if heading and len(parts) == 1 and mark and mark[0].strip():
             has_items = True
@@ -279,6 +282,8 @@ def _sentences(text: str) -> Iterator[str]:
         if parts and parts[-1].endswith((":", "：")) and not has_items:
             heading = parts.pop()
         yield from (_short(" ".join(part.split())) for part in parts)
+    if heading and not has_items:
+        yield heading
 
 
 # who says it
@@ -287,15 +292,16 @@ def _sentences(text: str) -> Iterator[str]:
 def spoken(message: Message, speakers: Collection[str]) -> list[_Speech]:
     """Returns what each speaker of a message says, in order; lines without a speaker belong to the one before."""
     name = message.name or ""
-    speeches = [_Speech(name if name and not _is_role(name) else message.role, "")]
+    speeches = [(name if name and not _is_role(name) else message.role, list[str]())]
     for raw in _without_code(strip_control_chars(without_markers(message.text))):
         speaker, line = speaker_of(raw)
-        is_stamped = line != raw.partition(":")[2].strip()
-        if speaker and (is_stamped or speaker in speakers) and not _is_role(speaker):
-            speeches.append(_Speech(speaker, line))
+        if not speaker:
+            speeches[-1][1].append(line)
+        elif (speaker in speakers or line != raw.partition(":")[2].strip()) and not _is_role(speaker):
+            speeches.append((speaker, [line]))  # with its stamp, or one of several
         else:
-            speeches[-1] = _Speech(speeches[-1].speaker, f"{speeches[-1].text}\n{raw if speaker else line}")
-    return [speech for speech in speeches if speech.text.strip()]
+            speeches[-1][1].append(raw)
+    return [_Speech(speaker, text) for speaker, lines in speeches if (text := "\n".join(lines)).strip()]
 
 
 def _is_role(name: str) -> bool:
@@ -311,7 +317,7 @@ def speaker_of(line: str) -> tuple[str, str]:
     """
     if ":" not in line and "<" not in line:
         return "", line
-    stamp = _STAMP.search(line, 0, MAX_NAME_CHARS * 2)
+    stamp = _STAMP.search(line, 0, MAX_NAME_CHARS * 2) if _CLOCK.search(line, 0, MAX_NAME_CHARS * 2) else None
     if stamp is None:
         label = _LABEL.match(line)
         return (
@@ -342,7 +348,7 @@ def _is_name(text: str) -> bool:
     return (
         len(text) <= MAX_NAME_CHARS
         and 0 < len(words) <= MAX_NAME_WORDS
-        and not any(c in '.!?;"/\\=(){}' for c in text)
+        and _IN_NO_NAME.isdisjoint(text)
         and not (any(map(str.isdigit, text)) if len(words) > 1 else text[0].isdigit())
     )
 
@@ -360,6 +366,9 @@ def _speakers(messages: Iterable[Message]) -> frozenset[str]:
 
 def _without_code(text: str) -> Iterator[str]:
     """Yields the lines of a text without blocks of program code, of which those stay that report a failure."""
+    if FENCE not in text:
+        yield from text.splitlines()
+        return
     block: list[str] | None = None
     for line in chain(text.splitlines(), [FENCE] if text.count(FENCE) % 2 else []):
         if not line.lstrip().startswith(FENCE) or line.count(FENCE) > 1:
@@ -402,19 +411,26 @@ def scan(text: str) -> tuple[Value, ...]:
 def _scanned(text: str) -> tuple[Value, ...]:
     values: list[Value] = []
     for match in _VALUE.finditer(unicodedata.normalize("NFKC", text) if not text.isascii() else text):
+        if (kind := match.lastgroup) is None:
+            continue
         literal = match[0].rstrip(".,:;/-")
-        if len(literal) <= MAX_VALUE_CHARS or match.lastgroup == "number":
-            values.append(Value(literal, normal(literal), match.lastgroup or ""))
+        if len(literal) <= MAX_VALUE_CHARS or kind == "number":
+            values.append(Value(literal, normal(literal), kind))
     return (*values, *(Value(run, number, "number") for run, number in _numerals(text)))
+
+
+_NUMBER = re.compile(r"\+?(-?\d[\d.,]*?)(?:%|[^\W\d]{1,3})?")
 
 
 def normal(literal: str) -> str:
     """Returns the form in which values are compared: numbers without separators of thousands and without unit."""
     folded = " ".join(literal.casefold().split())
-    number = re.fullmatch(r"\+?(-?\d[\d.,]*?)(?:%|[^\W\d]{1,3})?", folded)
+    number = _NUMBER.fullmatch(folded)
     if number is None:
         return folded
     digits = number[1]
+    if digits.isdecimal():
+        return digits
     if re.fullmatch(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?", digits):
         digits = digits.replace(",", "")
     elif re.fullmatch(r"-?\d{1,3}(?:\.\d{3})+,\d+", digits):

@@ -125,7 +125,7 @@ class ClearToolOutputs:
         first_tools = {rule.tool for rule in case.rules.tool_rules if rule.clear_first}
         for scope in _scopes(case):
             if all(e.message.role != "tool" for e in scope.entries):
-                continue  # a chat over the soft ratio asks after each turn
+                continue
             first_ids = outputs_of(first_tools, scope.entries) - newest_results(scope.entries)
             for first_only in (True, False) if first_ids else (False,):
                 plan = self._plan(case, limits, scope, first_ids, first_only=first_only)

@@ -151,7 +151,9 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
     """
     # sections leave without a summary
     messages = [
-        replace(e, message=with_media_named(e.message, e.number)) for e in covered if e.message.kind != "section"
+        e if (named := with_media_named(e.message, e.number)) is e.message else replace(e, message=named)
+        for e in covered
+        if e.message.kind != "section"
     ]
     entries = [part for e in messages for part in _split_summary(e)]
     source_tokens = sum(e.tokens for e in messages)
@@ -242,7 +244,7 @@ def _verified(task: _Task, answer: str, fallback_level: str) -> Flow[Summary]:
     ) is not None:
         raise SummarizationFailedError(reason)
     if repair.text != text:
-        task.found = tuple(replace(s, worth=s.worth * CHOSEN) if s in repair.better else s for s in task.found)
+        task.found = tuple(s._replace(worth=s.worth * CHOSEN) if s in repair.better else s for s in task.found)
         invented = verification.invented
         verification = replace((yield from _verify(task, repair.text)), invented=invented)
     return (yield from _off_loop(partial(_finished, task, repair.text, fallback_level, verification), task.entries))

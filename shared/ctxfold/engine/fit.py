@@ -155,11 +155,12 @@ class WindowFitter:
             return
         model, size = sent.pop(key)
         size = replace(size, live=size.live + sum(map(count, messages[:place])))
-        reply, rules, known = messages[place], open_session.window_rules(), open_session.state.calibrations.get(model)
-        reported = reply.usage.input_tokens if reply.usage else 0
-        large = reported > rules.hard_ratio * rules.budget_tokens
-        if large and (learnt := observed(known, model=model, estimated=size.own_count, reported=reported)):
-            yield from append(open_session, [draft(self.ports, learnt)], self.ports)
+        reply = messages[place]
+        if reported := reply.usage.input_tokens if reply.usage else 0:
+            rules, known = open_session.window_rules(), open_session.state.calibrations.get(model)
+            large = reported > rules.hard_ratio * rules.budget_tokens
+            if large and (learnt := observed(known, model=model, estimated=size.own_count, reported=reported)):
+                yield from append(open_session, [draft(self.ports, learnt)], self.ports)
         open_session.reply_sizes[reply.id] = reported_size(size, reply.usage)
 
     def _compact_early(self, open_session: OpenSession, stage: Stage, overhead_tokens: int) -> Flow[Stage]:
@@ -362,7 +363,8 @@ class WindowFitter:
         rules = stage.rules
         if open_session.provider_compacts and used_tokens <= PROVIDER_RATIO * rules.budget_tokens:
             return True
-        ratio = min(rules.soft_ratio, rules.hard_ratio)
+        may_prune = "tool" in stage.view.live_roles or open_session.state.deferred
+        ratio = min(rules.soft_ratio, rules.hard_ratio) if may_prune else rules.hard_ratio
         if rules.background and rules.prepare_ratio:
             ratio = min(ratio, rules.prepare_ratio)
         return (
@@ -398,7 +400,7 @@ class WindowFitter:
         last = view.last()
         asks = last is not None and last.message.role == "user"
         allowed = asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning
-        return allowed and any(e.message.tool_calls for e in view.newest_first())
+        return allowed and ("tool" in view.live_roles or any(e.message.tool_calls for e in view.turn))
 
     def _compact(
         self,

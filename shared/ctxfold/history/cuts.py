@@ -106,12 +106,14 @@ def open_calls(entries: Sequence[Entry]) -> Counter[str]:
 
 def waiting_calls(newest_first: Iterable[Message]) -> tuple[ToolCallPart, ...]:
     """Returns the calls of the last round that still wait for a result, in order; reads the last round only."""
-    answered: Counter[str] = Counter()
+    results: list[str] = []
     for message in newest_first:
         if message.role == "tool":
-            answered.update(r.call_id for r in message.tool_results)
+            results += [r.call_id for r in message.tool_results]
         else:
-            calls: list[ToolCallPart] = []
+            if not message.tool_calls:
+                return ()
+            answered, calls = Counter(results), list[ToolCallPart]()
             for call in message.tool_calls:
                 if answered[call.id]:
                     answered[call.id] -= 1
@@ -196,8 +198,8 @@ def check_sequence(messages: Sequence[Message], *, waiting: Collection[str] = ()
                 f"{pending.total()} tool call(s) still wait for a result ({', '.join(sorted(pending))}): "
                 f"add their results before the {message.role} message {message.id!r}"
             )
-        else:
-            pending = Counter(c.id for c in message.tool_calls)
+        elif calls := message.tool_calls:
+            pending = Counter(c.id for c in calls)
     return pending
 
 

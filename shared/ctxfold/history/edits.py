@@ -10,7 +10,7 @@ from ctxfold.errors import MessageError, MessageIndexError, OrphanToolResultErro
 from ctxfold.history.cuts import legal_cuts, round_of
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import AMONG_PROMPTS, Body, MessageAdded, MessageInserted, MessageRemoved, MessageReplaced
-from ctxfold.history.view import Entry, View
+from ctxfold.history.view import Entry, View, roles_of
 from ctxfold.messages import Message, Role, is_prompt, system, validated
 
 PROMPT_ID = "system-prompt-"
@@ -105,6 +105,8 @@ def prompted(view: View, prompts: tuple[str, ...] | None, count: Callable[[Messa
 
 def without_repeated_prompts(view: View) -> View:
     """Returns the view without system messages behind its head that say what the system message before them says."""
+    if "system" not in view.live_roles | roles_of(view.turn):
+        return view
     newest = view.system[-1].message.text if view.system else None
     repeated: set[int] = set()
     for entry in [e for e in chain(view.live, view.turn) if e.message.role == "system" and is_prompt(e.message)]:

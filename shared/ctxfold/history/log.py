@@ -35,7 +35,7 @@ from ctxfold.history.records import (
     Unpinned,
     shown_in,
 )
-from ctxfold.history.view import Entry, Prefix, View, WindowTokens
+from ctxfold.history.view import Entry, Prefix, View, WindowTokens, roles_of
 from ctxfold.messages import Message, Usage, is_final, is_prompt, is_question
 from ctxfold.policy.prices import CostLine, Prices, cost_line
 
@@ -121,6 +121,7 @@ class SessionState:
     turn_followed: Followed = field(default_factory=Followed)
     stale: bool = False  # True when the fold has to be built anew from the log
     visible_ids: set[str] | None = None  # of the zones; made when first needed, then kept up to date within an epoch
+    live_roles: frozenset[str] | None = None  # likewise, of the live messages
     views: dict[str | None, View] = field(default_factory=dict[str | None, View])  # by turn, until the next record
 
     def apply(self, records: Iterable[Record]) -> None:
@@ -145,6 +146,7 @@ class SessionState:
                 live=Prefix(self.live),
                 turn=entries,
                 tokens=self.tokens + sum(e.tokens for e in entries),
+                live_roles=self._live_roles(),
             )
         return self.views[turn_id]
 
@@ -310,6 +312,11 @@ class SessionState:
             self.visible_ids = {e.id for zone in (self.system, self.compressed, self.live) for e in zone}
         return self.visible_ids
 
+    def _live_roles(self) -> frozenset[str]:
+        if self.live_roles is None:
+            self.live_roles = roles_of(self.live)
+        return self.live_roles
+
     def _join(self, entry: Entry) -> None:
         if not self._has_place(entry, self.live):
             return
@@ -325,7 +332,11 @@ class SessionState:
             earlier = next((e for e in chain(reversed(self.live), reversed(self.system)) if is_prompt(e.message)), None)
             if earlier is not None and earlier.message.text == entry.message.text:
                 entry = replace(entry, tokens=0)  # requests leave it out: see `edits.without_repeated_prompts`
-        (self.system if leads else self.live).append(entry)
+        if leads:
+            self.system.append(entry)
+        else:
+            self.live_roles = self._live_roles() | roles_of((entry,))
+            self.live.append(entry)
         self.tokens += entry.tokens
 
     def _close(self, record: Record, status: TurnStatus) -> None:
@@ -457,7 +468,7 @@ class SessionState:
 
     def _new_epoch(self, record: Record, *, revertible: bool = True) -> None:
         self.epoch += 1
-        self.visible_ids = None
+        self.visible_ids = self.live_roles = None
         if revertible:
             self.revertible.append(record.id)
         if any(is_prompt(e.message) for e in self.live):

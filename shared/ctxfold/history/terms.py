@@ -39,112 +39,26 @@ _LACKS_E = re.compile(r"[^aeiou]?[aeiouy][^aeiouwxy]")  # what is left of "moved
 _BEFORE_JSON = re.compile(r"(?:\[[^\]\n]{1,48}\] ?)?(?:[^\n{\[]{1,80}:\s)?(?=[{\[])")
 # the full stop of an ordinal number ends no sentence: "vom 9. bis zum 20. August"
 _ORDINAL_GOES_ON = (
-    r"(?:(?<=\b\d\.)|(?<=\b\d\d\.))\s+(?:(?i:Jan(?:uar)?|Jänner|Feb(?:ruar)?|März|Mar[st]s?|Apr(?:il)?|Ma[ij]|Jun[ij]?|Jul[ij]?"
+    r"(?:(?<=\b\d\.\s)|(?<=\b\d\d\.\s))\s*(?:(?i:Jan(?:uar)?|Jänner|Feb(?:ruar)?|März|Mar[st]s?|Apr(?:il)?|Ma[ij]|Jun[ij]?|Jul[ij]?"
     r"|Aug(?:ust)?|Sept?(?:ember)?|Okt(?:ober)?|Nov(?:ember)?|De[cszk](?:ember)?)\b|(?:bis|auf|und|oder|zum|ist|sind|noch|schon"
     r"|dieses|diesen|kommenden|habe|haben)\b)"
 )
-_SENTENCE_END = re.compile(rf"(?<=[.!?;])(?!{_ORDINAL_GOES_ON})\s+|(?<=[。！？；])|\n+|(?<=[}}\]]),\s*")
+# begins with what it consumes, which a search finds at once
+_ASCII_END = rf"[\s,](?:(?<=[.!?;]\s)(?!{_ORDINAL_GOES_ON})\s*|(?<=\n)\n*|(?<=[}}\]],)\s*)"
+_SENTENCE_END = re.compile(rf"(?<=[。！？；])|{_ASCII_END}")
+_SENTENCE_END_IN_ASCII = re.compile(_ASCII_END)
 # of stop words; what is left of one would be a term of its own: "s", or "didn" and "t"
 _SHORT_FORM = re.compile(
     r"\b(?:are|could|did|do|does|had|has|have|is|should|was|were|would|ca|wo)n['’]t\b|['’](?:d|ll|m|re|s|ve)\b", re.I
 )
 
 STOP_WORDS = frozenset(
-    [
-        "a",
-        "about",
-        "after",
-        "all",
-        "also",
-        "am",
-        "an",
-        "and",
-        "any",
-        "are",
-        "as",
-        "at",
-        "be",
-        "been",
-        "before",
-        "but",
-        "by",
-        "can",
-        "could",
-        "did",
-        "do",
-        "does",
-        "done",
-        "for",
-        "from",
-        "get",
-        "had",
-        "has",
-        "have",
-        "he",
-        "her",
-        "him",
-        "his",
-        "how",
-        "i",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "just",
-        "let",
-        "me",
-        "my",
-        "no",
-        "not",
-        "now",
-        "of",
-        "on",
-        "one",
-        "or",
-        "our",
-        "out",
-        "over",
-        "please",
-        "shall",
-        "she",
-        "should",
-        "so",
-        "some",
-        "such",
-        "than",
-        "that",
-        "the",
-        "their",
-        "them",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "those",
-        "to",
-        "too",
-        "up",
-        "us",
-        "was",
-        "we",
-        "were",
-        "what",
-        "when",
-        "where",
-        "which",
-        "who",
-        "whom",
-        "whose",
-        "why",
-        "will",
-        "with",
-        "would",
-        "you",
-        "your",
-    ]
+    """
+    a about after all also am an and any are as at be been before but by can could did do does done for from get had has have
+    he her him his how i if in into is it its just let me my no not now of on one or our out over please shall she should so
+    some such than that the their them then there these they this those to too up us was we were what when where which who
+    whom whose why will with would you your
+    """.split()  # noqa: SIM905 - a list would be ten times as long
 )
 
 # of German, French and Spanish, without those that are English words too
@@ -288,17 +202,18 @@ def sentences(text: str) -> list[str]:
 
     What goes on for more than `LONG_LINE_CHARS` comes in stretches, so that no sentence takes long to look at.
     """
-    parts = map(str.strip, _SENTENCE_END.split(text) if len(text) <= WINDOW_CHARS else _split_sentences(text))
+    end = _SENTENCE_END_IN_ASCII if text.isascii() else _SENTENCE_END
+    parts = map(str.strip, end.split(text) if len(text) <= WINDOW_CHARS else _split_sentences(text, end))
     return [s for part in parts for s in ((part,) if len(part) <= LONG_LINE_CHARS else stretches(part)) if s]
 
 
-def _split_sentences(text: str) -> Iterator[str]:
-    """Yields what `_SENTENCE_END.split` returns, empty texts aside, without a search through all of the text at once."""
+def _split_sentences(text: str, sentence_end: re.Pattern[str]) -> Iterator[str]:
+    """Yields what `sentence_end.split` returns, empty texts aside, without a search through all of the text at once."""
     start = searched = 0
     while searched < len(text):
         limit = searched + WINDOW_CHARS
         sure = limit - ENDING_CHARS if limit < len(text) else limit  # too little is seen of what follows a later end
-        for end in _SENTENCE_END.finditer(text, searched, limit):
+        for end in sentence_end.finditer(text, searched, limit):
             if end.start() >= sure:
                 break
             yield text[start : end.start()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -71,6 +70,11 @@ class Prefix(Sequence[Entry]):
         return map(self._entries.__getitem__, range(self._length - 1, -1, -1))
 
 
+def roles_of(entries: Iterable[Entry]) -> frozenset[str]:
+    """Returns the roles among the entries, of summaries and sections their kind."""
+    return frozenset([m.role if m.kind == "message" else m.kind for m in (e.message for e in entries)])
+
+
 @dataclass(frozen=True, slots=True)
 class WindowTokens:
     """The size of a window by zone, in ctxfold's own count; `tools` has what else was sent, such as the scratch message.
@@ -111,6 +115,7 @@ class View:
     live: Prefix
     turn: tuple[Entry, ...]
     tokens: int
+    live_roles: frozenset[str]  # see `roles_of`; of `live`, or of more
 
     def __len__(self) -> int:
         return len(self.system) + len(self.compressed) + len(self.live) + len(self.turn)
@@ -126,12 +131,12 @@ class View:
     def messages(self) -> tuple[Message, ...]:
         return tuple([entry.message for entry in chain(self.system, self.compressed, self.live, self.turn)])
 
-    def by_zone(self) -> Iterator[tuple[str, Entry]]:
-        """Yields each entry with the zone in which reports name it."""
+    def by_zone(self, *, live: bool = True) -> Iterator[tuple[str, Entry]]:
+        """Yields each entry with the zone in which reports name it; without `live`, those of the live conversation are left out."""
         for zone, entries in (
             ("system", self.system),
             ("summary", self.compressed),
-            ("live", self.live),
+            ("live", self.live if live else ()),
             ("live", self.turn),
         ):
             for entry in entries:
@@ -139,16 +144,21 @@ class View:
 
     def measured(self, *, recalled: int = 0, tools: int = 0, ratio: float = 1.0) -> WindowTokens:
         """Returns the size of a window that shows this view, with these tokens for what else is in it."""
-        zones: Counter[str] = Counter()
-        for zone, entry in self.by_zone():
-            zones[zone] += entry.tokens
+        zones: dict[str, int] = {}
+        plain = self.live_roles.isdisjoint(
+            ("summary", "section")
+        )  # then they are all in one zone, and need not be gone through
+        for zone, entry in self.by_zone(live=not plain):
+            zones[zone] = zones.get(zone, 0) + entry.tokens
+        if plain:
+            zones["live"] = zones.get("live", 0) + self.tokens - sum(zones.values())
         return WindowTokens(**zones, recalled=recalled, tools=tools, ratio=ratio)
 
     def with_live(self, entries: Iterable[Entry]) -> View:
         """Returns the view with these entries as its live ones."""
         live = Prefix([*entries])
         tokens = self.tokens + sum(e.tokens for e in live) - sum(e.tokens for e in self.live)
-        return replace(self, live=live, tokens=tokens)
+        return replace(self, live=live, tokens=tokens, live_roles=roles_of(live))
 
     def parted(self) -> tuple[Sequence[Entry], tuple[Entry, ...]]:
         """Splits the live conversation before the newest user message and the rounds after it, which are being answered.

@@ -73,8 +73,13 @@ class _Log:
             return
         self.documents[document.seq] = document.length
         self.total_length += document.length
-        for term, count in ((t, c) for t, c in document.terms.items() if t):
-            insort(self.terms.setdefault(indexed_term(term), []), (document.seq, count, document.length))
+        for term, count in document.terms.items():
+            if term:
+                hits, hit = self.terms.setdefault(indexed_term(term), []), (document.seq, count, document.length)
+                if hits and hits[-1] > hit:
+                    insort(hits, hit)
+                else:
+                    hits.append(hit)
 
     def hits(self, term: str, newest: int | None, among: Sequence[int] | None) -> tuple[tuple[int, int, int], ...]:
         """Returns the hits of a term in order of seq: all, the newest, or those in some documents; of "", the documents."""

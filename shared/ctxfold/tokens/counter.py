@@ -34,11 +34,19 @@ class MessageCounter:
         self._text = text
         # a long text is counted several times before it is stored, the first time in a worker thread
         self._long = lru_cache(maxsize=LONG_TEXTS)(text.count)
+        self._newest: tuple[Message | None, int] = (None, 0)  # and so is each message
         self._count_reasoning = count_reasoning
         self._media: dict[tuple[str, str | None, int, int], int] = {}
         self.id = f"{text.id}{'+reasoning' if count_reasoning else ''}"
 
     def count(self, message: Message) -> int:
+        counted, total = self._newest
+        if counted is not message:
+            total = self._counted(message)
+            self._newest = (message, total)
+        return total
+
+    def _counted(self, message: Message) -> int:
         total = MESSAGE_OVERHEAD_TOKENS
         for part in message.parts:
             match part:
