@@ -171,20 +171,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "sqlite_does_not_sync",
-            "'NORMAL' if provisional else address.synchronous}",
-            "'OFF'}",
+            'f"PRAGMA synchronous={address.synchronous}",',
+            '"PRAGMA synchronous=OFF",',
             "stores/test_store_durable.py",
         ),
         (
             "sqlite_syncs_no_reply",
-            "'NORMAL' if provisional else address.synchronous}",
-            "'NORMAL'}",
+            'f"PRAGMA synchronous={address.synchronous}",',
+            '"PRAGMA synchronous=NORMAL",',
             "stores/test_store_durable.py",
         ),
         (
             "sqlite_syncs_each_question_by_itself",
-            "'NORMAL' if provisional else address.synchronous}",
-            "address.synchronous}",
+            "relaxed = address.sqlite and provisional",
+            "relaxed = address.sqlite and False",
             "stores/test_store_durable.py",
         ),
         (

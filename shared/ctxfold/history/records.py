@@ -352,8 +352,7 @@ def encode_body(body: Body) -> str:
         return _readable(body)
 
 
-def _dumped(value: object) -> str:
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+_dumped = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _readable(body: KnownBody) -> str:

@@ -72,13 +72,13 @@ class SqlStore(SqlTables):
                     f"the file of {self._address.name} was deleted while it was open: put it back, or open a new store"
                 )
             if self._ready:
-                self._engine.dispose()
+                self._connections.close()
             self._ready, self._file = False, None
             self._address.make_file()
             self._tried(self._create, alone=True)
             file = self._address.file
             if file != file_before:
-                self._engine.dispose()  # connections that are opened from here on lead to `file`, or the next call sees it
+                self._connections.close()  # connections that are opened from here on lead to `file`, or the next call sees it
             self._ready, self._file = True, file
 
     def _create(self, connection: Driven) -> None:

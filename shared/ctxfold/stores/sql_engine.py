@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ctxfold.errors import ConfigError, MissingExtraError, StoreCorruptError, StoreError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Engine
+    from sqlalchemy import URL, Engine, PoolProxiedConnection
 
 # an async driver's URL names the same database: the store has one driver for synchronous and async code
 _SQLITE = frozenset({"sqlite", "sqlite+pysqlite", "sqlite+aiosqlite"})
@@ -89,12 +89,7 @@ class StoreAddress:
     synchronous: str = "FULL"
     prepare_threshold: int = _PREPARE_THRESHOLD
     serializable: bool = False
-
-    @property
-    def path(self) -> str | None:
-        """Returns the path of the SQLite file; None where the URL has none."""
-        path = self.url.database
-        return None if not self.sqlite or self.in_memory or path is None or path.startswith("file:") else path
+    path: str | None = None  # of the SQLite file, where the URL has one
 
     @property
     def file(self) -> tuple[int, int] | None:
@@ -213,7 +208,7 @@ def _sqlite_address(url: URL) -> StoreAddress:
     if url.database in (None, "", ":memory:"):
         return StoreAddress(url, "sqlite://", sqlite=True, in_memory=True)
     path = str(url.database)
-    if not path.startswith("file:"):
+    if not (is_uri := path.startswith("file:")):
         if os.name == "nt":
             check_windows_path(path)
         # a later chdir must not open another file
@@ -222,7 +217,14 @@ def _sqlite_address(url: URL) -> StoreAddress:
         if not os.path.isdir(folder):
             raise ConfigError(f"no folder {folder!r} for the store file {path!r}: create it or choose another path")
         url = url.set(database=path)
-    return StoreAddress(url, f"sqlite:///{path}", sqlite=True, in_memory=False, synchronous=synchronous)
+    return StoreAddress(
+        url,
+        f"sqlite:///{path}",
+        sqlite=True,
+        in_memory=False,
+        synchronous=synchronous,
+        path=None if is_uri else path,
+    )
 
 
 def _check_options(url: URL) -> None:
@@ -262,11 +264,12 @@ def make_engine(address: StoreAddress, *, timeout_s: float, pool_size: int) -> E
     setup: tuple[str, ...]
     if address.sqlite:
         options["connect_args"] = {"timeout": timeout_s, "check_same_thread": False}
-        options["pool_reset_on_return"] = None  # `connected` gives no transaction back
+        options["pool_reset_on_return"] = None  # `Connections` gives no transaction back
         # the index of record ids is hit at random: with the default 2 MB, appends slow down as it grows
         # text that gives way, also within a page, must not stay behind in the file
         # fullfsync: on macOS an fsync alone leaves the data in the cache of the disk
         setup = (
+            f"PRAGMA synchronous={address.synchronous}",
             "PRAGMA fullfsync=ON",
             "PRAGMA cache_size=-32000",
             "PRAGMA secure_delete=ON",
@@ -307,46 +310,80 @@ def _settings(timeout_s: float) -> tuple[str, ...]:
     return f"lock_timeout = {max(1, round(timeout_s * 1000))}", "enable_seqscan = off"
 
 
-@contextmanager
-def connected(engine: Engine) -> Generator[Driven, None, None]:
-    """Yields a pooled connection. It is returned to the pool without a transaction, or closed when it is broken."""
-    from sqlalchemy.exc import DBAPIError
+class Connections:
+    """Lends connections of an engine, clean of transactions and whole.
 
-    try:
-        pooled = engine.raw_connection()
-    except DBAPIError as error:  # the pool's first connection is asked for the server's defaults through SQLAlchemy
-        if error.connection_invalidated or not isinstance(error.orig, Exception):
-            raise Dropped(str(error.orig)) from error
-        raise error.orig from error
-    connection: Any = pooled.dbapi_connection
-    failures = engine.dialect.loaded_dbapi.Error
-    try:
-        yield connection
-    except BaseException as error:
-        broken = bool(getattr(connection, "closed", False))
+    The one that came back last is lent again at once: what a pool does for each costs more than a statement. It goes back to the
+    pool where somebody may be waiting for it.
+    """
+
+    def __init__(self, engine: Engine, size: int) -> None:
+        self.engine = engine
+        self._size = size
+        self._kept: list[PoolProxiedConnection] = []
+
+    @contextmanager
+    def lent(self) -> Generator[Driven, None, None]:
+        """Yields a connection. Raises Dropped where the server has closed it, which is then no longer lent."""
+        kept, stays = self._kept, False
         try:
-            connection.rollback()
-        except failures:
-            broken = True
-        if broken:
-            pooled.invalidate()
-        if broken and isinstance(error, failures):
-            raise Dropped(str(error)) from error
-        raise
-    finally:
-        pooled.close()
+            pooled = kept.pop()
+        except IndexError:
+            pooled = self._pooled()
+        connection: Any = pooled.dbapi_connection
+        failures = self.engine.dialect.loaded_dbapi.Error
+        try:
+            yield connection
+            pool: Any = self.engine.pool
+            stays = not kept and kept is self._kept and self._size > 1 and pool.checkedout() < self._size
+        except BaseException as error:
+            broken = bool(getattr(connection, "closed", False))
+            try:
+                connection.rollback()
+            except failures:
+                broken = True
+            if broken:
+                pooled.invalidate()
+            if broken and isinstance(error, failures):
+                raise Dropped(str(error)) from error
+            raise
+        finally:
+            kept.append(pooled) if stays else pooled.close()
+
+    def _pooled(self) -> PoolProxiedConnection:
+        from sqlalchemy.exc import DBAPIError
+
+        try:
+            return self.engine.raw_connection()
+        except DBAPIError as error:  # the pool's first connection is asked for the server's defaults through SQLAlchemy
+            if error.connection_invalidated or not isinstance(error.orig, Exception):
+                raise Dropped(str(error.orig)) from error
+            raise error.orig from error
+
+    def close(self) -> None:
+        """Closes those that are not lent; one that is lent now is closed when it comes back."""
+        kept, self._kept = self._kept, []
+        for pooled in kept:
+            pooled.close()
+        self.engine.dispose()
+
+    def left_to_parent(self) -> object:
+        """Begins anew in a forked process; returns what has to stay, as closing it would end the parent's sessions."""
+        inherited, self._kept = (self.engine.pool, self._kept), []
+        self.engine.dispose(close=False)
+        return inherited
 
 
 @contextmanager
 def transaction(
     connection: Driven, address: StoreAddress, timeout_s: float, *, provisional: bool = False
 ) -> Generator[None, None, None]:
-    """Runs the block in one write transaction; when it raises, `connected` rolls back.
+    """Runs the block in one write transaction; when it raises, `Connections` rolls back.
 
     A `provisional` one is not synced to the disk by itself: the log of SQLite is synced up to its end by the next one that is.
     """
+    relaxed = address.sqlite and provisional and address.synchronous != "NORMAL"
     if address.sqlite:
-        connection.execute(f"PRAGMA synchronous={'NORMAL' if provisional else address.synchronous}")
         # a deferred transaction fails at once when another writer came between its read and its write
         begin = "BEGIN IMMEDIATE"
     else:
@@ -354,9 +391,16 @@ def transaction(
         if address.proxied:
             # in one message to the server: the settings cost no round trip
             begin = "; ".join((begin, *(f"SET LOCAL {setting}" for setting in _settings(timeout_s))))
-    connection.execute(begin)
-    yield
-    connection.execute("COMMIT")
+    if relaxed:
+        connection.execute("PRAGMA synchronous=NORMAL")
+    try:
+        connection.execute(begin)
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if relaxed:
+            connection.rollback()  # where the block has failed: within a transaction the setting stays
+            connection.execute(f"PRAGMA synchronous={address.synchronous}")
 
 
 def _sqlite_code(error: object) -> int:

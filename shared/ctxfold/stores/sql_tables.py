@@ -29,10 +29,10 @@ from ctxfold.stores.base import (
     written_at,
 )
 from ctxfold.stores.sql_engine import (
+    Connections,
     Driven,
     Dropped,
     StoreAddress,
-    connected,
     is_passing,
     make_engine,
     transaction,
@@ -76,6 +76,7 @@ class SqlTables(VectorStore):
         self._address = address
         self._timeout_s = timeout_s
         self._engine = make_engine(address, timeout_s=timeout_s, pool_size=pool_size)
+        self._connections = Connections(self._engine, 0 if address.in_memory else pool_size)
         from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
         self._failures = (self._engine.dialect.loaded_dbapi.Error, PoolTimeoutError, Dropped)
@@ -86,7 +87,7 @@ class SqlTables(VectorStore):
         self._forked_in_use = False
         self._unqueued = nullcontext()
         self._make_locks()
-        self._finalizer = weakref.finalize(self, self._engine.dispose)
+        self._finalizer = weakref.finalize(self, self._connections.close)
 
     def _use_statements(self, *, partitioned: bool) -> None:
         from ctxfold.stores.sql_schema import Statements
@@ -117,7 +118,7 @@ class SqlTables(VectorStore):
         self._forking = True
         quiet = self._state.wait_for(lambda: self._busy == 0, timeout=self._timeout_s)
         if quiet and not self._address.in_memory:
-            self._engine.dispose()
+            self._connections.close()
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
@@ -125,8 +126,7 @@ class SqlTables(VectorStore):
             self._make_locks()  # other threads of the parent may have held them
             if not self._address.sqlite:
                 # the parent's: to close one here would end its session on the server
-                self._inherited = self._engine.pool
-                self._engine.dispose(close=False)
+                self._inherited = self._connections.left_to_parent()
         elif self._address.sqlite:
             self._forking = False
             self._state.notify_all()
@@ -152,7 +152,8 @@ class SqlTables(VectorStore):
     def _call(self, work: Callable[[Driven], T], *, alone: bool) -> T:
         """Runs the work on the store's tables; `close` waits for it."""
         with self._state:
-            self._state.wait_for(lambda: not self._forking)
+            if self._forking:
+                self._state.wait_for(lambda: not self._forking)
             self._check_open()
             self._busy += 1
         try:
@@ -181,7 +182,7 @@ class SqlTables(VectorStore):
             try:
                 with self._alone if alone else self._unqueued:
                     file = self._file
-                    with connected(self._engine) as connection:
+                    with self._connections.lent() as connection:
                         result = work(connection)
                     if alone and file is not None and self._address.file != file:
                         raise StoreUnavailableError(
