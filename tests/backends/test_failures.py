@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ctxfold import load_profile
-from ctxfold.backends.errors import failure, http_failure
+from ctxfold.backends.errors import failure, foreign_failure, http_failure
 from ctxfold.backends.profile import common_rules
 
 
@@ -189,3 +189,38 @@ def test_in_stream_errors_take_their_status_from_the_code() -> None:
     assert failure(row, {"message": "x"}).kind == "server"
     assert failure(row, {"message": "x", "type": "invalid_request_error"}).kind == "rejected"
     assert failure(row, {"message": "x", "code": 429}).status is None
+
+
+def test_an_overflow_of_prompt_and_reply_together_names_both() -> None:
+    text = "input length and `max_tokens` exceed context limit: 190,000 + 20,000 > 200,000, decrease input length"
+    error = failure(load_profile("anthropic"), {"type": "invalid_request_error", "message": text}, status=400)
+    assert (error.kind, error.limit_tokens) == ("context_overflow", 200_000)
+    assert (error.requested_tokens, error.reply_tokens) == (210_000, 20_000)
+
+
+def test_the_page_of_a_proxy_is_no_message() -> None:
+    page = b"<html><head><title>502</title></head><body>nginx</body></html>"
+    shown = str(http_failure(load_profile("generic"), 502, page))
+    assert "a body of 62 bytes that is not JSON" in shown
+    assert "nginx" not in shown
+    assert "upstream gone" in str(http_failure(load_profile("generic"), 502, b"upstream gone"))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("APITimeoutError", "timeout"),
+        ("TimeoutException", "timeout"),
+        ("Timeout", "timeout"),
+        ("APIConnectionError", "connect"),
+        ("ConnectError", "connect"),
+        ("RemoteProtocolError", "connection"),
+        ("Surprise", "server"),
+    ],
+)
+def test_errors_of_other_clients_are_known_by_the_names_of_their_classes(name: str, kind: str) -> None:
+    own = type(f"Of{name}", (type(name, (Exception,), {}),), {})
+    error = foreign_failure(own("no answer"), "m")
+    assert error.kind == kind
+    assert f"Of{name}: no answer" in str(error)
+    assert foreign_failure(TimeoutError("late"), "m").kind == "timeout"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold import Fold, load_profile
+from ctxfold import Fold, TextPart, load_profile
 from ctxfold.backends.openai_chat.parse import ChatParser
 
 
@@ -38,6 +38,26 @@ def test_reasoning_that_stands_in_details_only() -> None:
     detail = {"type": "reasoning.text", "text": "hm", "index": 0}
     fold, _ = parsed("openrouter", choice(reasoning_details=[detail]), choice("stop", content="x"))
     assert fold.close().message.reasoning == "hm"
+
+
+@pytest.mark.parametrize("provider", ["generic", "openrouter"])
+def test_reasoning_that_stands_in_two_fields_and_in_details_is_told_once(provider: str) -> None:
+    texts = [{"reasoning_content": "hm", "reasoning": "hm"}, {"reasoning_content": None, "reasoning": " so"}]
+    deltas = [
+        {**t, "reasoning_details": [{"type": "reasoning.text", "text": t["reasoning"], "index": 0}]} for t in texts
+    ]
+    fold, _ = parsed(provider, *(choice(**delta) for delta in deltas), choice("stop", content="x"))
+    assert fold.close().message.reasoning == "hm so"
+
+
+def test_a_sound_in_pieces_goes_back_whole() -> None:
+    pieces = [{"id": "s", "transcript": "Hel"}, {"data": "QU"}, {"data": "JD", "transcript": "lo"}, {"expires_at": 9}]
+    fold, _ = parsed("openai", *(choice(audio=piece) for piece in pieces), choice("stop"))
+    (part,) = fold.close().message.parts
+    assert isinstance(part, TextPart)
+    assert json.loads(part.extra or "{}") == {
+        "openai_chat": {"audio": {"id": "s", "transcript": "Hello", "data": "QUJD", "expires_at": 9}}
+    }
 
 
 @pytest.mark.parametrize(

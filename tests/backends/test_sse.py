@@ -44,6 +44,12 @@ def test_sse_byte_by_byte(newline: bytes) -> None:
     assert [event.data for event in events] == ["a\n世", "b"]
 
 
+def test_an_event_that_lacks_its_blank_line_comes_at_the_end() -> None:
+    decoder = SseDecoder()
+    assert decoder.feed(b"data: a\n\nevent: e\ndata: b\ndata: c") == [SseEvent("", "a")]
+    assert decoder.close() == [SseEvent("e", "b\nc")]
+
+
 def test_sse_limits() -> None:
     with pytest.raises(BackendError, match="over 100 bytes"):
         SseDecoder(100).feed(b"data: " + b"x" * 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from ctxfold import (
     SessionLoaded,
     StoreCorruptError,
     StoreFormatError,
+    StoreUnavailableError,
     TextPart,
     ToolCallPart,
     ToolResultPart,
@@ -170,6 +172,23 @@ def test_a_file_that_cannot_be_put_in_its_place_leaves_nothing_behind(make: Make
         with pytest.raises(ConfigError, match="no regular file"):
             write(folder)
     assert [*tmp_path.iterdir()] == [folder]
+
+
+def test_a_file_that_could_be_written_in_part_only_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "all.jsonl"
+    path.write_text("what was there before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with context() as ctx:
+        ctx.add(turns(40))
+        for write in (ctx.export_jsonl, ctx.save_snapshot):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+            try:
+                with pytest.raises(StoreUnavailableError, match="check the free space"):
+                    write(path)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [*tmp_path.iterdir()] == [path]
+    assert path.read_text() == "what was there before"
 
 
 def test_a_large_import_is_compacted_at_once(make: Make, tmp_path: Path) -> None:

@@ -24,8 +24,10 @@ from ctxfold import (
     Fold,
     RatioCounter,
     Request,
+    ScriptedBackend,
     Thinking,
     ToolSpec,
+    assistant,
     tool_result,
     user,
 )
@@ -179,6 +181,49 @@ async def test_errors_are_backend_errors(make: Maker, reply: ErrorReply, kind: s
             with pytest.raises(BackendError) as caught:
                 await acall(asked)
             assert caught.value.kind == kind
+
+
+async def test_model_and_extra_fields_of_a_request_reach_the_service() -> None:
+    async with serving(chat_openai, [Scripted("ok")] * 2) as (server, model):
+        backend = LangChainBackend(model)
+        request = Request([user("hello", id="u")], model="larger", extra={"top_k": 3})
+        backend.send(request)
+        for _ in backend.open_stream(request):
+            pass
+        assert [(r.body["model"], r.body["top_k"]) for r in server.requests] == [("larger", 3)] * 2
+
+
+class Thinker(FakeListChatModel):
+    """Has a setting `thinking` of its own, as Claude's class has, and keeps the arguments of each call."""
+
+    thinking: dict[str, Any] | None = None
+    given: list[dict[str, Any]] = []  # noqa: RUF012
+
+    def _call(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
+        self.given.append(kwargs)
+        return super()._call(messages, stop, run_manager, **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:Thinker is not known to send reasoning back")
+def test_the_setting_thinking_is_for_models_of_ours() -> None:
+    model = Thinker(responses=["ok"], given=[])
+    LangChainBackend(model).send(Request([user("hello", id="u")], thinking=False))
+    assert model.given == [{}]
+
+
+@pytest.mark.parametrize("effort", [None, "high"])
+async def test_a_summary_by_a_model_that_thinks_has_no_limit(effort: str | None) -> None:
+    def chat(server: ModelServer) -> BaseChatModel:
+        return ChatOpenAI(model=server.model, base_url=server.base_url, api_key="x", reasoning_effort=effort)  # type: ignore[arg-type]
+
+    async with serving(chat, lambda _: Scripted("So far: fillers.")) as (server, model):
+        writer = LangChainBackend(model)
+        with AgentContext(ScriptedBackend([]), summarizer=writer, context_window=1_000, auto_compact=False) as ctx:
+            for n in range(12):
+                ctx.add([user(f"question {n} " + "filler " * 20, id=f"u{n}"), assistant(f"answer {n}", id=f"a{n}")])
+            ctx.compact(force=True)
+        limits = {"max_tokens", "max_completion_tokens"} & server.requests[0].body.keys()
+        assert bool(limits) == (effort is None)
 
 
 class Failing(FakeListChatModel):

@@ -132,12 +132,18 @@ def test_calls_without_index_or_id_are_told_apart(play: Any) -> None:
             '{"function":{"name":"a","arguments":"{\\"x\\":1}"}}',
             '{"function":{"name":"a","arguments":"{\\"x\\":2}"}}',
         ),
+        sse(  # with each piece, as some servers send them
+            '{"index":0,"id":"p","function":{"name":"a","arguments":"{\\"x\\":"}}',
+            '{"index":0,"id":"p","function":{"name":"a","arguments":"1}"}}',
+        ),
     )
     first = merged(chat.stream("go"))
     assert [(c["name"], c["args"]) for c in first.tool_calls] == [("a", {}), ("b", {"x": 1})]
     assert all(c["id"] for c in first.tool_calls)
     assert [c["id"] for c in merged(chat.stream("go")).tool_calls] == ["p", "q"]
     assert [c["args"] for c in merged(chat.stream("go")).tool_calls] == [{"x": 1}, {"x": 2}]
+    (repeated,) = merged(chat.stream("go")).tool_calls
+    assert (repeated["id"], repeated["name"], repeated["args"]) == ("p", "a", {"x": 1})
 
 
 def test_a_plain_model_sends_the_list_as_it_is(play: Any) -> None:

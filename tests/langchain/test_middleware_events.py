@@ -119,7 +119,7 @@ async def test_compactions_are_told(how: str) -> None:
         middleware.context("t").on_compaction(lambda _: 1 / 0)  # a mistake of the program's: the summary is written
         heard: Any = Heard() if how == "stream" else AsyncHeard()
         streamed: list[Any] = []
-        config: Any = {**T, "callbacks": [heard]}
+        config: Any = {**T, "callbacks": [heard], "metadata": {"customer": "c7"}}
         for number in range(TURNS):
             if how == "stream":
                 streamed += agent.stream(asked(number), config, stream_mode="custom")
@@ -136,6 +136,7 @@ async def test_compactions_are_told(how: str) -> None:
         assert len(refused) == len(wanted)
         assert "ZeroDivisionError" in refused[0]
         assert "SECRET" not in str(heard.events)
+        assert {m["customer"] for m in heard.metadata} == {"c7"}, "the run's own stay"
         assert heard.metadata[0]["ctxfold_session"] == "t"
         assert heard.metadata[0]["ctxfold_listed"] == heard.metadata[0]["ctxfold_shown"] == 1
         assert heard.metadata[-1]["ctxfold_listed"] == 2 * TURNS - 1

@@ -386,7 +386,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_file_that_cannot_be_written_leaves_a_part_behind",
             "            Path(name).unlink()\n",
             "            pass\n",
-            "io/test_transfer.py::test_a_file_that_cannot_be_put_in_its_place_leaves_nothing_behind",
+            "io/test_transfer.py::test_a_file_that_could_be_written_in_part_only_leaves_nothing_behind",
         ),
         (
             "an_import_takes_an_undone_edit_into_its_snapshots",

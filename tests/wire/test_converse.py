@@ -180,6 +180,20 @@ def test_system_messages_lead_and_roles_alternate() -> None:
     assert sent["messages"][2]["content"] == [{"text": "late"}]
 
 
+def test_blank_texts_are_left_out_and_a_jpg_is_a_jpeg() -> None:
+    """Converse refuses both: a text without a word, and a format by another name."""
+    image = MediaPart("image", json.dumps({"type": "image_url", "image_url": {"url": "data:image/jpg;base64,QUI="}}))
+    asked = Message("u", "user", (TextPart(" \n"), image, TextPart("What is that?")))
+    said = Message("a", "assistant", (TextPart("\t"), TextPart("A cat.")))
+    rows = body(asked, said, user("and?", id="v"))["messages"]
+    picture = {"image": {"format": "jpeg", "source": {"bytes": "QUI="}}}
+    assert [row["content"] for row in rows] == [
+        [picture, {"text": "What is that?"}],
+        [{"text": "A cat."}],
+        [{"text": "and?"}],
+    ]
+
+
 @pytest.mark.parametrize("model", ["us.meta.llama3-3-70b-instruct-v1:0", "mistral.mistral-large-2407-v1:0"])
 def test_models_that_want_tool_results_alone_in_their_message(model: str) -> None:
     rows = body(tools=(LS,), model=model)["messages"]
@@ -406,6 +420,28 @@ def test_calls_with_one_id_are_told_apart_and_an_empty_input_is_an_object() -> N
     assert [call.parsed() for call in calls] == [{"n": 1}, {}, {"n": 2}]
     assert calls[0].id == "t1"
     assert len({call.id for call in calls}) == 3
+
+
+def test_streamed_calls_with_one_id_are_told_apart_though_the_first_has_no_input() -> None:
+    frames = [
+        event("contentBlockStart", contentBlockIndex=n, start={"toolUse": {"toolUseId": "t1", "name": "ls"}})
+        + (event("contentBlockDelta", contentBlockIndex=n, delta={"toolUse": {"input": text}}) if text else b"")
+        + event("contentBlockStop", contentBlockIndex=n)
+        for n, text in enumerate(("", '{"n": 2}'))
+    ]
+    calls = streamed(*frames, event("messageStop", stopReason="tool_use")).message.tool_calls
+    assert [call.parsed() for call in calls] == [{}, {"n": 2}]
+    assert calls[0].id == "t1" != calls[1].id
+
+
+def test_a_signature_in_pieces_is_one() -> None:
+    pieces = [{"text": "Hm."}, {"signature": "SI"}, {"signature": "G"}]
+    frames = [event("contentBlockDelta", contentBlockIndex=0, delta={"reasoningContent": piece}) for piece in pieces]
+    text = event("contentBlockDelta", contentBlockIndex=1, delta={"text": "Two."})
+    found = streamed(
+        *frames, event("contentBlockStop", contentBlockIndex=0), text, event("messageStop", stopReason="end_turn")
+    )
+    assert found.message.parts == (ReasoningPart("Hm.", "SIG"), TextPart("Two."))
 
 
 def test_redacted_reasoning_in_pieces_is_one_blob() -> None:

@@ -67,6 +67,20 @@ def test_a_file_keeps_its_name() -> None:
     file = {"type": "input_file", "filename": "plan.pdf", "file_data": PDF}
     assert sent("openai_chat", file)["file"]["filename"] == "plan.pdf"
     assert sent("bedrock_converse", file)["document"]["name"] == "plan pdf"
+    titled = {**FILES["anthropic_messages"], "title": "The plan"}
+    assert sent("openai_chat", titled)["file"]["filename"] == "The plan"
+
+
+def test_the_detail_of_an_image_goes_along() -> None:
+    image = {"type": "input_image", "image_url": PNG, "detail": "low"}
+    chat = {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}
+    assert sent("openai_chat", image) == chat
+    assert sent("openai_responses", chat) == image
+
+
+def test_a_sound_of_gemini_is_one_elsewhere() -> None:
+    sound = {"inlineData": {"mimeType": "audio/wav", "data": "QUJD"}}
+    assert sent("openai_chat", sound) == {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}
 
 
 @pytest.mark.parametrize("wire", PROVIDERS)

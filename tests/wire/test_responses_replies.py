@@ -290,6 +290,21 @@ def test_without_its_reasoning_an_item_has_no_id() -> None:
     ]
 
 
+def test_without_its_reasoning_an_item_keeps_its_phase_and_its_namespace() -> None:
+    placed = {**call(2), "namespace": "crm"}
+    message = reply(completed(REASONING, {**SAID, "phase": "commentary"}, placed)).message
+    assert following(message.without_reasoning())[1:3] == [
+        {"role": "assistant", "content": "Hello.", "phase": "commentary"},
+        {"type": "function_call", "call_id": "call_2", "name": "look", "arguments": '{"n":2}', "namespace": "crm"},
+    ]
+
+
+def test_a_refusal_goes_back_as_it_came() -> None:
+    refused = {**SAID, "content": [PART, {"type": "refusal", "refusal": "No."}]}
+    (item,) = following(reply(completed(refused)).message)[1:-1]
+    assert item["content"] == [{"type": "output_text", "text": "Hello.", "annotations": []}, refused["content"][1]]
+
+
 def test_reasoning_known_by_its_id_alone_goes_back_only_to_a_service_that_stores() -> None:
     bare: Event = {"id": "rs_1", "type": "reasoning", "summary": []}
     message = reply(completed(bare, SAID)).message

@@ -15,7 +15,17 @@ from typing import Any
 import httpx
 import pytest
 
-from ctxfold import BackendError, Chunk, ConfigError, OpenAIChatBackend, Reply, load_profile, open_backend, user
+from ctxfold import (
+    BackendError,
+    Chunk,
+    ConfigError,
+    OpenAIChatBackend,
+    Reply,
+    Request,
+    load_profile,
+    open_backend,
+    user,
+)
 from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx
 from llamaindex_ctx import CtxLLM
@@ -227,6 +237,21 @@ def test_a_base_url_may_have_a_query(caller: Caller) -> None:
         with RawServer(OK) as server:
             caller.send(make(server, base_url=server.base_url.removesuffix("/v1") + given))
             assert server.paths == [path]
+
+
+@pytest.mark.parametrize("given", ["", "/v1", "/v1/", "/v1/messages"])
+def test_a_base_url_may_end_with_the_version_of_the_path(given: str) -> None:
+    said = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "text", "text": "x"}],
+        "stop_reason": "end_turn",
+    }
+    with RawServer(Play([json.dumps(said).encode()])) as server:
+        address = server.base_url.removesuffix("/v1") + given
+        with open_backend("anthropic", "m", base_url=address, api_key="k") as backend:
+            assert backend.send(Request((user("hi", id="u"),), max_tokens=9)).message.text == "x"
+        assert server.paths == ["/v1/messages"]
 
 
 def test_a_password_in_the_base_url_is_sent_and_never_shown(caller: Caller, caplog: pytest.LogCaptureFixture) -> None:
