@@ -105,7 +105,20 @@ async def test_what_a_chain_adds_unsaid_has_room(place: str) -> None:
 
 def test_what_is_beside_a_small_request_is_no_error_of_our_count() -> None:
     session = talk_through_a_node(StrictModel(factor=1.0, beside=150), turns=SMALL)
-    assert session.usage().budget_tokens == BUDGET
+    assert opened(session).state.calibrations == {}
+
+
+def test_the_size_of_a_request_is_stored_with_its_reply(tmp_path: Path) -> None:
+    """Every reader says what the provider has counted, in this process and in another one."""
+    store, model = f"sqlite:///{tmp_path / 'chat.db'}", StrictModel(factor=1.4)
+    with CtxChatMessageHistory("s", store=store, context_window=WINDOW) as history:
+        for number in range(4):
+            question = HumanMessage(told(number))
+            history.add_messages([question, model([*history.messages, question])])
+        used = history.context.usage().window_tokens
+        assert abs(used - model.asked[-1]) <= 0.02 * model.asked[-1]
+        with AgentContext(session_id="s", store=store, context_window=WINDOW) as elsewhere:
+            assert elsewhere.usage().window_tokens == used
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.4])

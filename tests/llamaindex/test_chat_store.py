@@ -174,6 +174,13 @@ def test_what_was_deleted_is_still_in_the_archive(store: CtxChatStore) -> None:
     assert store.get_messages("k") == [user("my locker is 47-B"), bot("noted")]
 
 
+def test_what_a_memory_adds_to_a_window_is_not_stored(store: CtxChatStore) -> None:
+    recalled = ChatMessage(role="user", content="recalled", additional_kwargs={"ctxfold_kind": "section"})
+    store.set_messages("k", [user("hello"), recalled])
+    store.add_messages("k", [recalled, bot("hi")])
+    assert [m.text for m in store.context("k").messages()] == ["hello", "hi"]
+
+
 def test_a_compacted_session_is_a_whole_history(store: CtxChatStore, shared: Store) -> None:
     memory = CtxMemory.from_defaults("k", store=shared, token_limit=300)
     messages = [user(f"Plant {i} stands on the sill number {i * 7}.") for i in range(60)]

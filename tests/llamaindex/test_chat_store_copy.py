@@ -39,3 +39,27 @@ async def test_a_chat_store_is_kept_up_to_date_by_async_code(simple: bool) -> No
     assert await held() == [TOLD]
     await memory.areset()
     assert await held() == []
+
+
+def test_what_a_chat_store_is_given_bears_no_marks_of_ours() -> None:
+    """They would stand in whatever the chat store writes."""
+    chat_store = SimpleChatStore()
+    memory = CtxMemory(session_id="ann", token_limit=900, chat_store=chat_store)
+
+    def written() -> str:
+        return "\n".join(m.model_dump_json() for m in chat_store.get_messages("ann"))
+
+    memory.put_messages([TOLD, bot("Noted.")])
+    memory.put(user("And?"))
+    assert [m.content for m in chat_store.get_messages("ann")] == [TOLD.content, "Noted.", "And?"]
+    assert "ctxfold" not in written()
+    memory.set(memory.get())
+    assert "ctxfold" not in written()
+
+
+async def test_archived_messages_of_a_chat_store_are_read_too() -> None:
+    chat_store: Any = SQLAlchemyChatStore(table_name="chats")
+    await chat_store.add_messages("ann", [TOLD, bot("Noted."), user("And?")])
+    await chat_store.archive_oldest_messages("ann", 2)
+    memory = CtxMemory(session_id="ann", token_limit=900, chat_store=chat_store)
+    assert await memory.aget_all() == [TOLD, bot("Noted."), user("And?")]

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.embeddings.mock_embed_model import MockEmbedding
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.events.embedding import EmbeddingStartEvent
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMChatStartEvent
+from llama_index.core.instrumentation.events.retrieval import RetrievalStartEvent
 from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index_instrumentation.dispatcher import Dispatcher, instrument_tags
@@ -19,7 +23,7 @@ from pydantic import PrivateAttr
 
 from ctxfold import Appended, CompactionStarted, HistoryCompacted
 from ctxfold.testing import ModelServer
-from llamaindex_ctx import CtxLLM, CtxMemory, SessionEvent, with_context
+from llamaindex_ctx import CtxLLM, CtxMemory, LlamaIndexEmbedder, SessionEvent, section_from, with_context
 
 
 class Heard(BaseEventHandler):
@@ -140,6 +144,26 @@ def test_summary_calls_are_marked(heard: Heard, spans: Spans, llm: CtxLLM) -> No
     marked = [name for name, _, tags in spans.entered if tags.get("ctxfold") == "summary"]
     assert len(marked) == summaries
     assert all(name.startswith("CtxLLM.chat") for name in marked)
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+async def test_what_sections_and_recall_ask_is_marked(heard: Heard, how: str) -> None:
+    index = VectorStoreIndex.from_documents(
+        [Document(text="The hall is locked.")], embed_model=MockEmbedding(embed_dim=4)
+    )
+    embedder = LlamaIndexEmbedder(MockEmbedding(embed_dim=4))
+    memory = CtxMemory.from_defaults("s", context_window=4_000, sections=[section_from(index)])
+    with instrument_tags({"run": "r1"}):
+        memory.put(ChatMessage("Is the hall locked?"))
+        if how == "sync":
+            memory.get()
+            embedder.embed(["a text"])
+        else:
+            await memory.aget()
+            await embedder.aembed(["a text"])
+    assert [e.tags for e in heard.of(RetrievalStartEvent)] == [{"run": "r1", "ctxfold": "section"}]
+    *_, recalled = heard.of(EmbeddingStartEvent)
+    assert recalled.tags == {"run": "r1", "ctxfold": "recall"}
 
 
 async def test_what_a_memory_does_is_a_span(spans: Spans) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole, TextBlock, ToolCallBlock
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import BaseMemory
 
@@ -24,6 +25,7 @@ from ctxfold import (
     WindowTooSmallError,
 )
 from llamaindex_ctx import CtxMemory
+from tests.engine.test_media import png
 from tests.llamaindex.twins import Driver
 
 
@@ -153,6 +155,26 @@ async def test_a_message_that_can_never_fit_is_refused(call: Driver, memory: Ctx
     with pytest.raises(MessageTooLargeError):
         await call(memory, "set", [user("word " * 3_000)])
     assert texts(await call(memory, "get")) == ["hello"]
+
+
+async def test_a_picture_that_can_never_fit_is_refused(call: Driver) -> None:
+    """Its text is short, and the picture has a size of its own."""
+    memory = CtxMemory.from_defaults(token_limit=150)
+    picture = ImageBlock(image=base64.b64encode(png(2_000, 2_000)), image_mimetype="image/png", detail="high")
+    with pytest.raises(MessageTooLargeError, match="the window leaves 150"):
+        await call(memory, "put", ChatMessage(role="user", blocks=[TextBlock(text="See."), picture]))
+    assert await call(memory, "get_all") == []
+
+
+async def test_a_window_put_back_without_our_marks_stores_no_passages(call: Driver, memory: CtxMemory) -> None:
+    """A program may make messages of its own of what it was given."""
+    await talk(call, memory, 80)
+    window = await call(memory, "get", "Where is the locker of employee number 3?")
+    (recalled,) = [m for m in window if m.additional_kwargs.get("ctxfold_kind") == "section"]
+    await call(memory, "put_messages", [user(str(recalled.content)), user("Where is it?")])
+    stored = await call(memory, "get_all")
+    assert len(stored) == 161
+    assert stored[-1].content == "Where is it?"
 
 
 async def test_text_that_is_no_text_is_refused(call: Driver, memory: CtxMemory) -> None:

@@ -79,9 +79,9 @@ def test_an_index_is_asked_for_the_nearest() -> None:
     index = VectorStoreIndex.from_documents(
         [Document(text=f"Paragraph {n} of the house rules.") for n in range(6)], embed_model=MockEmbedding(embed_dim=4)
     )
-    memory = CtxMemory.from_defaults("s", context_window=8_000, sections=[section_from(index, limit=2)])
+    memory = CtxMemory.from_defaults("s", context_window=8_000, sections=[section_from(index, limit=3)])
     memory.put(ChatMessage("What do the rules say?"))
-    assert shown(memory.get()).count("of the house rules") == 2
+    assert shown(memory.get()).count("of the house rules") == 3, "LlamaIndex's own number is 2"
 
 
 def test_a_retriever_that_fails_costs_only_its_section() -> None:

@@ -12,6 +12,7 @@ import pytest
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms import MockLLM
+from llama_index.core.storage.chat_store import SimpleChatStore
 from llama_index.core.workflow import Context, JsonSerializer, StartEvent, StopEvent, Workflow, step
 from pydantic import BaseModel, ValidationError
 from workflows.context.serializers import PickleSerializer
@@ -49,7 +50,9 @@ def test_to_dict_is_json_without_url_or_password(tmp_path: Path) -> None:
 def test_another_process_finds_the_store_by_its_name(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     register_store("chats", url)
-    with CtxMemory.from_defaults("s1", store="chats", token_limit=1_200, hard_ratio=0.7) as memory:
+    with CtxMemory.from_defaults(
+        "s1", store="chats", owner="ann", token_limit=1_200, hard_ratio=0.7, recall=False
+    ) as memory:
         memory.put(ChatMessage(role="user", content="hello"))
         data = memory.to_dict()
     assert data["store"] == "chats"
@@ -57,8 +60,21 @@ def test_another_process_finds_the_store_by_its_name(tmp_path: Path) -> None:
     del memory
     gc.collect()  # as in a new process: the engine is gone, the name is registered
     with CtxMemory.from_dict(json.loads(json.dumps(data)), llm=MockLLM()) as again:
-        assert said(again) == ["hello"]
+        assert (again.owner, again.recall, said(again)) == ("ann", False, ["hello"])
         assert again.context.policy == rules
+
+
+def test_a_memory_over_another_chat_store_is_restored_with_that_alone() -> None:
+    chat_store = SimpleChatStore()
+    memory = CtxMemory.from_defaults("s1", chat_store=chat_store, token_limit=1_200)
+    memory.put(ChatMessage(role="user", content="hello"))
+    data = memory.to_dict()
+    memory.close()
+    del memory
+    gc.collect()
+    with pytest.raises(ConfigError, match="the messages of this memory are in a SimpleChatStore"):
+        CtxMemory.from_dict(data)
+    assert said(CtxMemory.from_dict(data, chat_store=chat_store)) == ["hello"]
 
 
 def test_a_url_that_was_registered_goes_by_its_name(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "the_size_of_a_listed_request_is_not_stored",
             "        open_session.reply_sizes[reply.id] = reported_size(size, reply.usage)\n",
             "",
-            "faces/test_window_size.py::test_all_readers_say_what_the_newest_request_held",
+            "langchain/test_reported_counts.py::test_the_size_of_a_request_is_stored_with_its_reply",
         ),
         (
             "an_answered_question_that_fits_nowhere_stays",
