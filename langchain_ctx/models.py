@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -10,6 +9,7 @@ from langchain_core.language_models import BaseChatModel, ModelProfile
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
 from ctxfold.errors import ConfigError, MissingExtraError
+from ctxfold.lru import lazy_pattern
 
 _OWN_KEYS = frozenset({"context_window", "owner", "session_id", "thread_id"})
 _GRAPH_KEYS = ("__pregel_", "checkpoint_")
@@ -18,7 +18,7 @@ _THINKING = ("reasoning", "reasoning_effort", "thinking_level", "thinking_budget
 # whose models answer in a schema
 _SCHEMA_WIRES = frozenset({"anthropic_messages", "bedrock_converse"})
 _NO_SETTING = object()
-_DATE = re.compile(r"[-@](?:\d{4}|\d{8}|\d{4}-\d{2}-\d{2})")
+_DATE = lazy_pattern(r"[-@](?:\d{4}|\d{8}|\d{4}-\d{2}-\d{2})")
 
 
 def model_name(model: object) -> str:

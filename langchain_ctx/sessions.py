@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import uuid
 from abc import ABC, abstractmethod
@@ -29,7 +28,7 @@ from ctxfold.errors import ConfigError
 from ctxfold.events import Event, IdsRepeated, MessagesErased
 from ctxfold.history.diff import Cursor, IncomingList, open_turn
 from ctxfold.history.records import SessionKey
-from ctxfold.lru import LruCache
+from ctxfold.lru import LruCache, lazy_pattern
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.policy.settings import session_limit
 from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemClock, TokenCounter
@@ -45,7 +44,7 @@ from langchain_ctx.retrieval import as_embedder
 from langchain_ctx.session_routing import Address, Names, checked_session_id, is_in_graph, key_or_own, sessions_of
 from langchain_ctx.summarizer import as_summarizer
 
-_BRANCHES = re.compile(f"({BRANCH}[0-9a-f]{{8}})+$")
+_BRANCHES = lazy_pattern(f"({BRANCH}[0-9a-f]{{8}})+$")
 ANY_WINDOW = 1_000_000  # in tokens, with which settings are checked as long as the window is not known
 CONVERTED_WINDOWS = 64  # at most: of the sessions used last
 CURSORS = 1024  # that are remembered, of all places; a place without any is looked up in the store

@@ -27,24 +27,10 @@ from llamaindex_ctx.store_registry import SessionHistories
 
 # the positional parameters of `Memory.from_defaults`
 MEMORY = (
-    "session_id",
-    "chat_history",
-    "token_limit",
-    "memory_blocks",
-    "tokenizer_fn",
-    "chat_history_token_ratio",
-    "token_flush_size",
-    "memory_blocks_template",
-    "insert_method",
-    "image_token_size_estimate",
-    "audio_token_size_estimate",
-    "video_token_size_estimate",
-    "chat_store",
-    "table_name",
-    "async_database_uri",
-    "async_engine",
-    "db_schema",
-)
+    "session_id", "chat_history", "token_limit", "memory_blocks", "tokenizer_fn", "chat_history_token_ratio", "token_flush_size",
+    "memory_blocks_template", "insert_method", "image_token_size_estimate", "audio_token_size_estimate",
+    "video_token_size_estimate", "chat_store", "table_name", "async_database_uri", "async_engine", "db_schema",
+)  # fmt: skip
 # those of both buffers, each with a type that the parameter of `Memory` at the same place never has
 BUFFER: Mapping[str, type | tuple[type, ...]] = {
     "chat_history": (list, tuple),

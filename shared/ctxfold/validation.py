@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, TypeVar, cast
 
 from ctxfold.errors import ConfigError, CtxWarning
+from ctxfold.lru import lazy_pattern
 
 K = TypeVar("K", bound=tuple[str, str])
 T = TypeVar("T")
@@ -21,9 +22,9 @@ T = TypeVar("T")
 MAX_JSON_DEPTH = 200
 FRAME_DEPTH = 10  # of a request around a part of it
 _NOT_THE_CALLER = ("ctxfold", "langchain_ctx", "langchain_core", "llamaindex_ctx")
-_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_SECRET_QUERY = re.compile(
+_BRACKETS = lazy_pattern(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+_SURROGATE = lazy_pattern(r"\\u[dD][89a-fA-F]")
+_SECRET_QUERY = lazy_pattern(
     r"((?:^|[?&;])(?=[^=&;]*(?:key|token|secret|sig|pass|pwd|auth|cred))[^=&;]++)=[^&;#]*", re.IGNORECASE
 )
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from ctxfold.backends.profile import ErrorRule, Profile, common_rules, load_profile
 from ctxfold.errors import BackendError
+from ctxfold.lru import lazy_pattern
 from ctxfold.validation import as_dict, as_dicts
 
 MAX_MESSAGE_CHARS = 2000
@@ -34,7 +35,7 @@ _ADVICE: Mapping[str, str] = {
     "timeout": "raise the timeout, or try again",
     "unavailable": "try again later",
 }
-_MARKUP = re.compile(r"<[a-zA-Z!/][^<>]*>")  # no "<" inside, so that unclosed tags are not scanned again and again
+_MARKUP = lazy_pattern(r"<[a-zA-Z!/][^<>]*>")  # no "<" inside, so that unclosed tags are not scanned again and again
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +36,7 @@ from ctxfold.backends.transport import (
     whole_reply,
 )
 from ctxfold.errors import BackendError, ConfigError, InvalidTextError
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message, ProviderSummary, ToolSpec
 from ctxfold.protocols import (
     AsyncChunkStream,
@@ -147,7 +147,7 @@ HIDDEN = "**********"
 NO_ADDRESS = "http://localhost"  # in the rows for any service: hardly any model listens at port 80 of this machine
 MIN_SECRET_CHARS = 6
 CREDENTIALS = frozenset({"api-key", "authorization", "x-api-key", "x-goog-api-key"})
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_NAME = lazy_pattern(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class HttpBackend(BackendDefaults):

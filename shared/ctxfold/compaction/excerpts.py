@@ -24,6 +24,7 @@ from ctxfold.compaction.text_units import (
     word_boundary,
 )
 from ctxfold.history.terms import terms
+from ctxfold.lru import lazy_pattern
 
 EDGE_SHARE = 6  # of the room, one part of so many for the first unit, and one for the last
 FAILURE_SHARE = 0.5  # of the room that the edges leave
@@ -50,36 +51,38 @@ _SURE_PHRASES = (
     "错误", "失败", "异常", "エラー", "失敗", "例外",
 )  # fmt: skip
 # behind a word of failure: its ending, then what shows that nothing failed, or that it is part of a name
-_ENDING = re.compile(r"(?:s|ed|ure|ures|ing|ions?)?(?![\w])(?!-[a-z])(?!\.[a-z])")
-_NONE_AFTER = re.compile(r"""(?:s|ed|ures?)?["']?\s*[:=]\s*["']?(?:none|null|nil|false|0\b|\[\]|""|'')""")
-_NONE_BEFORE = re.compile(r"(?:^|\W)(?:0|no|without|zero) (?:\w+ )?$")
-_WARNING = re.compile(r"\b(?:warn(?:ing|ings)?\b(?!\.\w)|note:|deprecat)")
+_ENDING = lazy_pattern(r"(?:s|ed|ure|ures|ing|ions?)?(?![\w])(?!-[a-z])(?!\.[a-z])")
+_NONE_AFTER = lazy_pattern(r"""(?:s|ed|ures?)?["']?\s*[:=]\s*["']?(?:none|null|nil|false|0\b|\[\]|""|'')""")
+_NONE_BEFORE = lazy_pattern(r"(?:^|\W)(?:0|no|without|zero) (?:\w+ )?$")
+_WARNING = lazy_pattern(r"\b(?:warn(?:ing|ings)?\b(?!\.\w)|note:|deprecat)")
 # from the word on: what makes it the report of an error
-_SURE_AFTER = re.compile(
+_SURE_AFTER = lazy_pattern(
     r"(?:[Ee]rrors?|[Ee]rr)\b(?:\s*\[[\w-]+\])?(?:\s+[A-Z]{1,4}\d{2,6})?\s*:|(?:ERRORS?|FATAL|CRITICAL|SEVERE|EMERG|PANIC)\b"
     r"|FAIL(?:ED|URE)?\b|(?:Error|Exception|Panic|Failure)\b(?=\s*[:({\"']|\s*$)|panic(?:ked at|:)"
     r"""|error\w*"\s*:\s*["{\d]"""
 )
-_STATE_BEFORE = re.compile(r'"(?:level|severity|status|state|outcome|result)"\s*:\s*"$')
+_STATE_BEFORE = lazy_pattern(r'"(?:level|severity|status|state|outcome|result)"\s*:\s*"$')
 _DIGITS = str.maketrans("0123456789", "##########")
-_EXCEPTION = re.compile(
+_EXCEPTION = lazy_pattern(
     r"^\s*(?:[a-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Failure|Interrupt|Exit|Warning)\b(?:$|:| \()"
 )
 # behind the number of a listing or the sign of a diff: code that raises an error, which a traceback shows above its report
-_RAISES = re.compile(r"^[ \t]*+(?:\d{1,6}[ \t]?[:|→-]?)?[ \t+-]*+(?:raise [\w.]+(?:\(|$)|throw new )")
-_FRAME = re.compile(r'^\s*File ".*", line \d+')
+_RAISES = lazy_pattern(r"^[ \t]*+(?:\d{1,6}[ \t]?[:|→-]?)?[ \t+-]*+(?:raise [\w.]+(?:\(|$)|throw new )")
+_FRAME = lazy_pattern(r'^\s*File ".*", line \d+')
 # the calls that led to an exception, above or below the line that reports it
-_CALLS = re.compile(
+_CALLS = lazy_pattern(
     r"^[ \t]*+Traceback \(most recent call last\):\n(?:[ \t]++\S.*\n)++|^[ \t]++at [^\s(]++\(.*\)\n", re.M
 )
-_PLACE_AFTER = re.compile(
+_PLACE_AFTER = lazy_pattern(
     r"^\s*(?:--> |at .*[(@ ].*:\d+|\S+\.go:\d+)|^[\w./\\-]+\.\w{1,5}:\d+: (?:[A-Z]\w*(?:Error|Exception|Failed)|$)"
     r"|^[\w./-]+\.\w{1,5}:\d+:\s*$"
 )
-_HAS_PLACE = re.compile(r"(?<![\w./\\-])[\w./\\-]{1,200}\.\w{1,5}(?::\d+|\(\d+[,)])|\bline \d+")
-_TEST_HEADER = re.compile(r"^(?:_{3,} .+ _{3,}|={3,} .*\b(?:ERROR|FAIL).*|\s*--- FAIL: .+|(?:FAIL|ERROR): .+|\s*● .+)$")
-_FILE_ALONE = re.compile(r"^[\w./\\-]{1,200}(?<=[\w-])\.\w{1,5}:?$")
-_PATH = re.compile(r"(?<![\w.@/-])(?:[\w.@-]{1,80}/){1,12}[\w.@-]{1,80}\.\w{1,8}\b")
+_HAS_PLACE = lazy_pattern(r"(?<![\w./\\-])[\w./\\-]{1,200}\.\w{1,5}(?::\d+|\(\d+[,)])|\bline \d+")
+_TEST_HEADER = lazy_pattern(
+    r"^(?:_{3,} .+ _{3,}|={3,} .*\b(?:ERROR|FAIL).*|\s*--- FAIL: .+|(?:FAIL|ERROR): .+|\s*● .+)$"
+)
+_FILE_ALONE = lazy_pattern(r"^[\w./\\-]{1,200}(?<=[\w-])\.\w{1,5}:?$")
+_PATH = lazy_pattern(r"(?<![\w.@/-])(?:[\w.@-]{1,80}/){1,12}[\w.@-]{1,80}\.\w{1,8}\b")
 
 
 @dataclass(frozen=True, slots=True)

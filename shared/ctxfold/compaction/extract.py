@@ -22,6 +22,7 @@ from ctxfold.compaction.text_units import TextUnits, is_code, is_code_block, wit
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.terms import CJK, sentences, stretches, terms
 from ctxfold.history.view import Entry
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message
 
 Source: TypeAlias = Entry | Message
@@ -44,13 +45,13 @@ ASKED, FAILED = 0.4, 3.0  # factors of a question, and of a line that reports a 
 _ROLE_WORTH = {"user": 1.0, "system": 1.0, "assistant": 0.7, "tool": 0.4}
 FENCE = "```"
 
-LIST_MARK = re.compile(
+LIST_MARK = lazy_pattern(
     r"^[^\S\n]{0,16}(?:>[^\S\n]{1,4}){0,8}(?:[-*•–]{1,3}[^\S\n]+|#{1,6}[^\S\n]+|\(?(?:\d{1,3}|[a-z])[.)][^\S\n]+|\d{1,3}、)?",
     re.M,
 )
 _LETTER = rf"[^\W_{CJK}]"  # or a digit
 # a run of plain words has no value in it, and is most of a text: it is passed over in one step
-_VALUE = re.compile(
+_VALUE = lazy_pattern(
     rf"""
     (?<!\S)(?:[A-Z]?[a-z]++[,.;:!?]*+(?:\s++|\Z))++
   | (?P<url>\bhttps?://[^\s"'<>()\[\]{{}}，。；、]+)
@@ -64,21 +65,22 @@ _VALUE = re.compile(
     """,
     re.VERBOSE,
 )
-_CAPITALISED = re.compile(r"\b[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]\w+")
-_NAME = re.compile(rf"(?<=[\w,;]\s){_CAPITALISED.pattern}")  # not at the beginning of a sentence
+_CAPITAL = r"\b[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]\w+"
+_CAPITALISED = lazy_pattern(_CAPITAL)
+_NAME = lazy_pattern(rf"(?<=[\w,;]\s){_CAPITAL}")  # not at the beginning of a sentence
 _TIME = r"\d{1,2}:\d{2}(?::\d{2})?(?:[.,]\d{1,9})?(?:\s?[AaPp]\.?[Mm]\b\.?)?Z?"
-_STAMP = re.compile(rf"[\[(]?(?:[\d./,-]{{4,24}}[T\s]\s{{0,3}})?{_TIME}(?:\s-->\s{_TIME})?(?:\s?UTC)?[\])]?")
-_CLOCK = re.compile(r"\d:\d\d")  # is in every stamp, and is found much faster
-_BEHIND_STAMP = re.compile(r"\s*[-–—:]?\s+")
-_LABEL = re.compile(r"(?:<([^<>\s]{1,32})>|([^\W_][^:\n<>{}\[\]\"“”?!;.]{0,31}):)\s+(?=\S)")
+_STAMP = lazy_pattern(rf"[\[(]?(?:[\d./,-]{{4,24}}[T\s]\s{{0,3}})?{_TIME}(?:\s-->\s{_TIME})?(?:\s?UTC)?[\])]?")
+_CLOCK = lazy_pattern(r"\d:\d\d")  # is in every stamp, and is found much faster
+_BEHIND_STAMP = lazy_pattern(r"\s*[-–—:]?\s+")
+_LABEL = lazy_pattern(r"(?:<([^<>\s]{1,32})>|([^\W_][^:\n<>{}\[\]\"“”?!;.]{0,31}):)\s+(?=\S)")
 _IN_NO_NAME = frozenset('.!?;"/\\=(){}')
-_EMPHASIS = re.compile(r"(?<!\w)(\*{1,3}|__)(?=\S)([^*_\n]+)(?<=\S)\1(?!\w)")
-_MARKER_IN_JSON = re.compile(r"\\n\[\.\.\. [\d,]{1,12} of [^\]\n]{0,200}\]")  # of a shortened argument
+_EMPHASIS = lazy_pattern(r"(?<!\w)(\*{1,3}|__)(?=\S)([^*_\n]+)(?<=\S)\1(?!\w)")
+_MARKER_IN_JSON = lazy_pattern(r"\\n\[\.\.\. [\d,]{1,12} of [^\]\n]{0,200}\]")  # of a shortened argument
 # nobody speaks for these, as their text is not theirs to write
 _ROLES = frozenset(("user", "human", "assistant", "system", "tool", "ai", "developer", "tool output", "open tool call"))
-ROLE_LINE = re.compile(rf"\W*(?:{'|'.join(sorted(_ROLES))})\W{{0,3}}[:：]", re.I)
+ROLE_LINE = lazy_pattern(rf"\W*(?:{'|'.join(sorted(_ROLES))})\W{{0,3}}[:：]", re.I)
 # what a summary without facts says; nobody said it, so the next summary does not repeat it
-ARCHIVED_NOTE = re.compile(r"^(\d{1,18}) earlier messages are archived\.$", re.M)
+ARCHIVED_NOTE = lazy_pattern(r"^(\d{1,18}) earlier messages are archived\.$", re.M)
 
 
 class Value(NamedTuple):
@@ -419,7 +421,7 @@ def _scanned(text: str) -> tuple[Value, ...]:
     return (*values, *(Value(run, number, "number") for run, number in _numerals(text)))
 
 
-_NUMBER = re.compile(r"\+?(-?\d[\d.,]*?)(?:%|[^\W\d]{1,3})?")
+_NUMBER = lazy_pattern(r"\+?(-?\d[\d.,]*?)(?:%|[^\W\d]{1,3})?")
 
 
 def normal(literal: str) -> str:
@@ -438,7 +440,7 @@ def normal(literal: str) -> str:
     return digits.rstrip("0").rstrip(".") if re.fullmatch(r"-?\d+\.\d+", digits) else digits
 
 
-_NUMERALS = re.compile(r"(?<!\d)(\d{0,24})([零〇一二两三四五六七八九十百千万亿]++)")
+_NUMERALS = lazy_pattern(r"(?<!\d)(\d{0,24})([零〇一二两三四五六七八九十百千万亿]++)")
 
 
 def _numerals(text: str) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ from ctxfold.history.log import SessionState
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import Draft, GoalSet, Subgoal
 from ctxfold.history.view import Entry, View
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message, TextPart, Usage, system, user
 from ctxfold.policy.settings import needs_goal
 from ctxfold.protocols import Ports, Request
@@ -38,7 +39,7 @@ STEP: the step that is under way, in at most 15 words
 SAME: yes if that is still the step in <step>, no if another one has begun"""
 _Change: TypeAlias = Callable[[GoalSet], GoalSet]
 # possessive: without it, a reply of thousands of blank lines would take quadratic time
-_LINE = re.compile(
+_LINE = lazy_pattern(
     r"^[^\w\n]*+(GOAL|STEP|SAME)[^\w\n:：]*+[:：]\W*+(?!(?:GOAL|STEP|SAME)[^\w\n:：]*+[:：])(.+)$", re.I | re.M
 )
 

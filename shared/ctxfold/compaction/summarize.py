@@ -6,7 +6,6 @@ source. Facts that it leaves out are appended as verbatim lines with references,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,6 +30,7 @@ from ctxfold.effects import All, Complete, Flow, limited, off_loop
 from ctxfold.errors import BackendError, CtxError, SummarizationFailedError
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.view import Entry
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message, Part, ProviderSummary, TextPart, Usage, tool_result, user
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Request, TokenCounter
@@ -47,7 +47,7 @@ AT_ONCE = 4  # concurrent calls, which most rate limits allow
 MODEL_LEVELS = (("model", True), ("model, tool outputs left out", False))
 _R = TypeVar("_R")
 Progress: TypeAlias = "Callable[[int, int], None]"  # is called with the calls done, and those needed so far
-_REFERENCE = re.compile(r"(?<!\s)\s*+\(#(\d{1,18})\)\s*+$")
+_REFERENCE = lazy_pattern(r"(?<!\s)\s*+\(#(\d{1,18})\)\s*+$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ctxfold.lru import lazy_pattern
 from ctxfold.validation import json_object
 
 PIECE_CHARS = 200  # of a line without a break
@@ -21,13 +22,13 @@ HTML_TAGS = 6  # in its beginning, so that a text counts as HTML
 CODE_CHARS = 8_000  # of the beginning of a text, in which code is looked for
 CODE_SHARE, LISTED_CODE_SHARE = 0.3, 0.15  # of the lines, so that a text, or one with numbered lines, counts as code
 LEAST_CODE_LINES = 4
-_NOTE = re.compile(
+_NOTE = lazy_pattern(
     r"^\[\.\.\. [\d,]+ of ([\d,]+) characters left out"
     r"(?:; .*?archived (?:whole )?as (#\S+?)|(?:; the text of a page)?)(?:; line (\d+))?\]$",
     re.M,
 )
 # a stripped line of code, by its end or by its beginning behind the number of a listing; words that begin sentences do not count
-_CODE = re.compile(
+_CODE = lazy_pattern(
     r"[{}(\[\\]$|\w\([^()]*\)[:;,]?$|\)\)[:;,]?$|\],$"
     r"|^(?:\d{1,6}\s?[:|\t→-]?\s*)?(?:(?:async |export |public |private |protected |static |final )*"
     r"(?:def|class|func|fn|function|const|let|var|struct|enum|impl|interface|namespace|package) \w"
@@ -36,11 +37,11 @@ _CODE = re.compile(
 )
 # a whole line of a configuration: a name with one value, a comment, or the heading of a section
 _VALUE = r"""(?:"[^"\n]{0,200}"|'[^'\n]{0,200}'|[^\s()\[\]{}"'#,;]{1,200})[,;]?(?:\s{1,8}(?:#|//).*)?"""
-_SETTING = re.compile(rf"(?:export |const |let )?[A-Za-z_][\w.-]{{0,60}} ?[:=] ?{_VALUE}|#.*|\[[\w.-]{{1,60}}\]")
-_NUMBERED = re.compile(r"\d{1,6}[:|\t →]")
-_MARKER = re.compile(r"^\[\.\.\.(?: line (\d+))?\]$", re.M)
+_SETTING = lazy_pattern(rf"(?:export |const |let )?[A-Za-z_][\w.-]{{0,60}} ?[:=] ?{_VALUE}|#.*|\[[\w.-]{{1,60}}\]")
+_NUMBERED = lazy_pattern(r"\d{1,6}[:|\t →]")
+_MARKER = lazy_pattern(r"^\[\.\.\.(?: line (\d+))?\]$", re.M)
 # people write lines that begin so, too
-_ANY_MARKER = re.compile(r"^\[\.\.\.(?: line \d+| [\d,]+ of [\d,]+ (?:characters|items) left out\b.*)?\]$", re.M)
+_ANY_MARKER = lazy_pattern(r"^\[\.\.\.(?: line \d+| [\d,]+ of [\d,]+ (?:characters|items) left out\b.*)?\]$", re.M)
 
 
 @dataclass(slots=True)
@@ -188,7 +189,7 @@ def splits_word(text: str, at: int) -> bool:
     return 0 < at < len(text) and all(c.isalnum() or c in ".,_-/\\" for c in text[at - 1 : at + 1])
 
 
-_KEY = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*')
+_KEY = lazy_pattern(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*')
 _DECODER = json.JSONDecoder(strict=False)
 
 
@@ -272,16 +273,16 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-_TAG = re.compile(r"<(/?)([a-zA-Z][\w-]{0,30})([^<>]{0,2000})>")
+_TAG = lazy_pattern(r"<(/?)([a-zA-Z][\w-]{0,30})([^<>]{0,2000})>")
 _BLOCKS = frozenset((
     "p", "div", "section", "article", "header", "footer", "main", "nav", "aside", "ul", "ol", "li", "table", "thead", "tbody",
     "tr", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "dl", "dt", "dd", "pre", "blockquote", "form", "fieldset", "title",
     "figure", "figcaption", "option", "select", "details", "summary", "body", "html", "head",
 ))  # fmt: skip
 _HIDDEN = frozenset(["script", "style", "svg", "noscript", "template"])
-_DOCTYPE = re.compile(r"\s*<!doctype[^<>]{0,400}>", re.I)
-_HREF = re.compile(r"""\bhref\s*=\s*["']?([^"'\s>#][^"'\s>]{0,160})""", re.I)
-_ALT = re.compile(r"""\balt\s*=\s*"([^"]{3,160})\"""", re.I)
+_DOCTYPE = lazy_pattern(r"\s*<!doctype[^<>]{0,400}>", re.I)
+_HREF = lazy_pattern(r"""\bhref\s*=\s*["']?([^"'\s>#][^"'\s>]{0,160})""", re.I)
+_ALT = lazy_pattern(r"""\balt\s*=\s*"([^"]{3,160})\"""", re.I)
 
 
 def without_markers(text: str) -> str:

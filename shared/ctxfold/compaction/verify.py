@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from ctxfold.compaction.extract import (
 )
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.terms import sentences, terms
+from ctxfold.lru import lazy_pattern
 from ctxfold.protocols import TokenCounter
 
 WORDS_KEPT = 0.6  # share of a sentence's words that one sentence of the summary must have
@@ -41,9 +41,9 @@ MAX_TURN = 4  # sentences of the next message of a chat
 MIN_TERMS, KNOWN_SHARE = 4, 0.25  # of a summary's words: least share that a source must have, where it keeps no value
 SMALL_NUMBER = 12  # counting is not inventing
 MAX_TOKEN_CHARS = 32  # only runs of white space and dashes have longer tokens
-_GROUP = re.compile(r"\d+")
-_DATE = re.compile(r"\d+(?:[-/:]\d+)+")
-_HEADING = re.compile(r"^\s*(?:#{1,6}\s|\*\*[^*]+\*\*:?\s*$|[^.!?]{1,60}[:：]\s*$)")
+_GROUP = lazy_pattern(r"\d+")
+_DATE = lazy_pattern(r"\d+(?:[-/:]\d+)+")
+_HEADING = lazy_pattern(r"^\s*(?:#{1,6}\s|\*\*[^*]+\*\*:?\s*$|[^.!?]{1,60}[:：]\s*$)")
 
 
 @dataclass(frozen=True, slots=True)

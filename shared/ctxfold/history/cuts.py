@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,9 +10,10 @@ from itertools import groupby, pairwise, takewhile
 from ctxfold.errors import OrphanToolResultError
 from ctxfold.history.sections import lasting_sections
 from ctxfold.history.view import Entry
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message, ToolCallPart, ToolResultPart, is_prompt, is_question, without_calls
 
-_MADE = re.compile(r"call_.+_\d+")
+_MADE = lazy_pattern(r"call_.+_\d+")
 
 
 def made_call_id(message_id: str, number: int) -> str:

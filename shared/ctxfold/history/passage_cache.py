@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import json
 import math
-import re
 import struct
 import sys
 import threading
@@ -25,7 +24,7 @@ from ctxfold.history.prompt_safety import without_private_keys
 from ctxfold.history.records import Record
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.terms import MAX_JSON_CHARS, records, sentences, terms
-from ctxfold.lru import LruCache
+from ctxfold.lru import LruCache, lazy_pattern
 from ctxfold.messages import Message, ToolCallPart
 from ctxfold.tokens.media import with_media_named
 
@@ -33,7 +32,7 @@ SIZE = 256  # messages
 CHUNK_SENTENCES = 4  # that get a vector together
 LONG_ARGUMENTS = 320  # characters; shorter arguments of a tool call stay as they came
 
-_STAMP = re.compile(r"(?:\[[^\]\n]{1,48}\] ?)?(?:[^\W\d_][^:\n\"'`{}()<>\[\]]{0,39}: )?")
+_STAMP = lazy_pattern(r"(?:\[[^\]\n]{1,48}\] ?)?(?:[^\W\d_][^:\n\"'`{}()<>\[\]]{0,39}: )?")
 
 
 @dataclass(slots=True)

@@ -6,30 +6,33 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
+from ctxfold.lru import lazy_pattern
+
 MARK = "[quoted]"
-_INVISIBLE = re.compile(
+_INVISIBLE = lazy_pattern(
     "[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u2069\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 # a joiner is writing between letters of these scripts and between emoji (Persian, Indic, families); elsewhere it hides something
 _JOINED = "\u0600-\u08ff\u0900-\u109f\u1780-\u17ff\ufb50-\ufdff\ufe70-\ufefc\u2190-\u2bff\ufe0f\U0001f000-\U0001faff"
-_JOINER = re.compile(f"[\u200c\u200d](?:(?<![{_JOINED}][\u200c\u200d])|(?![{_JOINED}]))")
-_LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # str.splitlines ends a line at them, a reader sees none
-_MARKUP = re.compile(
+_JOINER = lazy_pattern(f"[\u200c\u200d](?:(?<![{_JOINED}][\u200c\u200d])|(?![{_JOINED}]))")
+_LINE_ENDS = lazy_pattern("[\x85\u2028\u2029]")  # str.splitlines ends a line at them, a reader sees none
+_MARKUP = lazy_pattern(
     r"[<＜](?=[\s/\\|｜]*+(?:message|transcript|previous_summary|part|section|item|system|user|assistant|tool|tool_call|function"
     r"|start_of_turn|end_of_turn|start_of_role|end_of_role|start_of_image|end_of_image|start_header_id|end_header_id|eot_id|eom_id"
     r"|begin_of_text|end_of_text|endoftext|begin[_▁]of|end[_▁]of|fim_prefix|fim_middle|fim_suffix|channel|tool_response|unused\d"
     r"|extra_id|reserved_special|bos|eos|im_start|im_end|antml)(?:\b|[_▁]|\d|>)|[\s/\\|｜]*+s>)",
     re.I,
 )
-_TEMPLATE = re.compile(
+_TEMPLATE = lazy_pattern(
     r"[\[<]{1,2}(\s*+/?\s*+(?:(?i:INST|SYS)|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT)\s*+)[\]>]{1,2}"
 )
-_BEGINNING = re.compile(r"^([^\w\n\[]{0,200})(\[?[^\n:：\]]{1,72}[:：\]])", re.M)
-_CODE = re.compile(r"[{}()=\"'`;]")
-_WORD = re.compile(r"[^\W\d_]+")
+_BEGINNING = lazy_pattern(r"^([^\w\n\[]{0,200})(\[?[^\n:：\]]{1,72}[:：\]])", re.M)
+_CODE = lazy_pattern(r"[{}()=\"'`;]")
+_WORD = lazy_pattern(r"[^\W\d_]+")
 _TURN_NAMES = frozenset(
     """
     system user human assistant ai bot model developer tool function instruction instructions response prompt admin operator
@@ -74,7 +77,11 @@ _PERHAPS_SECRET = (
 _GITLAB = "pat|dt|ft|soat|rt|ptt|agent|oas|cbt|imt"
 # each with what its text in lower case holds at least: most texts hold none of it
 _SECRETS: tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...] = tuple(
-    (name, signs, re.compile(pattern.replace(r"\b", _WORD_BEGINS, 1) if pattern.startswith(r"\b") else pattern, flags))
+    (
+        name,
+        signs,
+        lazy_pattern(pattern.replace(r"\b", _WORD_BEGINS, 1) if pattern.startswith(r"\b") else pattern, flags),
+    )
     for name, signs, pattern, flags in (
         (
             "private key",
@@ -235,13 +242,15 @@ def _any_of(words: Iterable[str]) -> re.Pattern[str]:
     return re.compile(pattern(beginnings))
 
 
-_ANY_SIGN = _any_of(sign for _, signs, _ in _SECRETS for sign in signs)
+@cache
+def _any_sign() -> re.Pattern[str]:
+    return _any_of(sign for _, signs, _ in _SECRETS for sign in signs)
 
 
 def redacted(text: str) -> str:
     """Returns text in which credentials of common shapes are replaced by their kind."""
     folded = text.casefold()  # as the patterns that ignore case do, long s and Kelvin sign included
-    if not _ANY_SIGN.search(folded):
+    if not _any_sign().search(folded):
         return text
     for name, signs, pattern in _SECRETS:
         for sign in signs:

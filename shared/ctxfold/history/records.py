@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 from ctxfold.errors import CtxWarning, MessageError, StoreCorruptError
 from ctxfold.history.view import WindowTokens
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message, ToolResultPart, Usage, content_key
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class SessionKey(NamedTuple):
     session: str
 
 
-OWN_NAME = re.compile(r"(?:~[0-9a-f]{8})*$")
+OWN_NAME = lazy_pattern(r"(?:~[0-9a-f]{8})*$")
 
 
 # in an excerpt, stands for the message's own reference, which it gets when it is stored; no text has a noncharacter of Unicode

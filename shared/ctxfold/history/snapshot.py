@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Annotated, Any, Literal, cast
@@ -29,11 +28,12 @@ from ctxfold.history.records import (
     shown_in,
 )
 from ctxfold.history.view import Entry, WindowTokens
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message, Usage
 
 SNAPSHOT_VERSION = 1
 NEWER_SNAPSHOT = f'{{"version":{SNAPSHOT_VERSION + 1}}}'  # nothing is left of it: readers pass it over
-_VERSION = re.compile(r'\{"version":(\d{1,9})\b')
+_VERSION = lazy_pattern(r'\{"version":(\d{1,9})\b')
 REVERTIBLE_KEPT = 256
 
 
@@ -107,19 +107,9 @@ class Snapshot(BaseModel):
 
 # fields that a state has in the same form
 _PLAIN = (
-    *(
-        "epoch",
-        "turns",
-        "summary_turn",
-        "edits",
-        "replies",
-        "compactions",
-        "cleared_seq",
-        "summary_calls",
-        "saved_tokens",
-    ),
-    *("avoided_tokens", "fixed", "excerpts", "request_epoch"),
-)
+    "epoch", "turns", "summary_turn", "edits", "replies", "compactions", "cleared_seq", "summary_calls", "saved_tokens",
+    "avoided_tokens", "fixed", "excerpts", "request_epoch",
+)  # fmt: skip
 _USAGES = ("usage", "summary_usage")
 _ZONES = ("system", "compressed", "live")
 _KEYS = ("closed", "pins", "removed", "dropped", "taken_out", "uncleared")  # in a state the keys of a dict

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+from ctxfold.lru import lazy_pattern
 from ctxfold.validation import check_text
 
 LONG_LINE_CHARS = 2_000  # a longer run without the end of a sentence is gone through in stretches
@@ -25,18 +26,18 @@ ENDING_CHARS = 100  # of the end of a sentence and of what follows it, which may
 LONG_TEXT_CHARS = 20_000
 
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_TOKEN = re.compile(rf"[{CJK}]+|[^\W_{CJK}]+(?:[-_.@/:][^\W_{CJK}]+)*")
-_IS_CJK = re.compile(f"[{CJK}]")
-_ESCAPED = re.compile(rf"\\([nrt])([^\W_{CJK}]+)")  # in JSON, the word after the end of a line: a "\n" before "zebra"
-_CODE_POINT = re.compile(r"\\u([0-9a-fA-F]{4})")
-_PIECE = re.compile(r"[-_.@/:]")
-_PROSE = re.compile(r"[.!?]\s|,\s+(?:and|but|so|which)\b")
-_RULE = re.compile(r"[\s|:+=-]*")  # the line under a table's header
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of "parseHTTPHeader"
-_VOWEL = re.compile(r"[aeiou]|(?<!^)y")
-_LACKS_E = re.compile(r"[^aeiou]?[aeiouy][^aeiouwxy]")  # what is left of "moved" or "using"
+_TOKEN = lazy_pattern(rf"[{CJK}]+|[^\W_{CJK}]+(?:[-_.@/:][^\W_{CJK}]+)*")
+_IS_CJK = lazy_pattern(f"[{CJK}]")
+_ESCAPED = lazy_pattern(rf"\\([nrt])([^\W_{CJK}]+)")  # in JSON, the word after the end of a line: a "\n" before "zebra"
+_CODE_POINT = lazy_pattern(r"\\u([0-9a-fA-F]{4})")
+_PIECE = lazy_pattern(r"[-_.@/:]")
+_PROSE = lazy_pattern(r"[.!?]\s|,\s+(?:and|but|so|which)\b")
+_RULE = lazy_pattern(r"[\s|:+=-]*")  # the line under a table's header
+_HUMP = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of "parseHTTPHeader"
+_VOWEL = lazy_pattern(r"[aeiou]|(?<!^)y")
+_LACKS_E = lazy_pattern(r"[^aeiou]?[aeiouy][^aeiouwxy]")  # what is left of "moved" or "using"
 # a time, a name or a heading, if any
-_BEFORE_JSON = re.compile(r"(?:\[[^\]\n]{1,48}\] ?)?(?:[^\n{\[]{1,80}:\s)?(?=[{\[])")
+_BEFORE_JSON = lazy_pattern(r"(?:\[[^\]\n]{1,48}\] ?)?(?:[^\n{\[]{1,80}:\s)?(?=[{\[])")
 # the full stop of an ordinal number ends no sentence: "vom 9. bis zum 20. August"
 _ORDINAL_GOES_ON = (
     r"(?:(?<=\b\d\.\s)|(?<=\b\d\d\.\s))\s*(?:(?i:Jan(?:uar)?|Jänner|Feb(?:ruar)?|März|Mar[st]s?|Apr(?:il)?|Ma[ij]|Jun[ij]?|Jul[ij]?"
@@ -45,10 +46,10 @@ _ORDINAL_GOES_ON = (
 )
 # begins with what it consumes, which a search finds at once
 _ASCII_END = rf"[\s,](?:(?<=[.!?;]\s)(?!{_ORDINAL_GOES_ON})\s*|(?<=\n)\n*|(?<=[}}\]],)\s*)"
-_SENTENCE_END = re.compile(rf"(?<=[。！？；])|{_ASCII_END}")
-_SENTENCE_END_IN_ASCII = re.compile(_ASCII_END)
+_SENTENCE_END = lazy_pattern(rf"(?<=[。！？；])|{_ASCII_END}")
+_SENTENCE_END_IN_ASCII = lazy_pattern(_ASCII_END)
 # of stop words; what is left of one would be a term of its own: "s", or "didn" and "t"
-_SHORT_FORM = re.compile(
+_SHORT_FORM = lazy_pattern(
     r"\b(?:are|could|did|do|does|had|has|have|is|should|was|were|would|ca|wo)n['’]t\b|['’](?:d|ll|m|re|s|ve)\b", re.I
 )
 
@@ -82,8 +83,8 @@ _ALSO_ENGLISH = frozenset(
 _LEFT_OUT = _FUNCTION_WORDS | _ALSO_ENGLISH
 LEAST_FUNCTION_WORDS = 2  # that tell of which language a query is
 # not a piece of an identifier, such as "un.py" or "el_paso"
-_LETTERS = re.compile(r"(?<![\w./])[^\W\d_]++(?!\w|[./]\w)")
-_ASKS_CJK = re.compile(
+_LETTERS = lazy_pattern(r"(?<![\w./])[^\W\d_]++(?!\w|[./]\w)")
+_ASKS_CJK = lazy_pattern(
     "(?:为什么|什么时候|什么|怎么样|怎么|哪里|哪儿|哪些|哪个|哪天|哪|多少|谁|吗|呢|(?<![但可还要只于])是|(?<!目)的(?!确)|了(?!解))+"
 )
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -22,6 +21,7 @@ from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import SessionKey
 from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry
+from ctxfold.lru import lazy_pattern
 from ctxfold.memory.categories import MEMORY_KINDS, MemoryKind
 from ctxfold.memory.store import MAX_CHARS, new_item
 from ctxfold.messages import Message, system, user
@@ -45,8 +45,8 @@ text: one sentence in the words of its sources, with names, numbers and dates ex
 what it is about, the same whenever the value may change ("home town"), or "". sources: the numbers of the messages that say it.
 confidence: from 0 to 1. data: only where the kind names values. Without anything to note: {{"items": []}}."""
 FREE = frozenset(term_counts("user assistant"))  # words that need no source
-_NAME = re.compile(r"(?<=[\w,;] )[^\W\d_a-z][\w-]*")  # a word with a capital that begins no sentence
-_FENCE = re.compile(r"\A```(?:json)?|```\Z")
+_NAME = lazy_pattern(r"(?<=[\w,;] )[^\W\d_a-z][\w-]*")  # a word with a capital that begins no sentence
+_FENCE = lazy_pattern(r"\A```(?:json)?|```\Z")
 
 
 class _Noted(BaseModel):

@@ -20,6 +20,7 @@ from ctxfold.history.posting_cache import LiveIndex
 from ctxfold.history.records import SessionKey
 from ctxfold.history.terms import query_terms
 from ctxfold.history.view import Entry
+from ctxfold.lru import lazy_pattern
 from ctxfold.protocols import Store
 from ctxfold.retrieval.bm25 import K1, B, Ranked, Ranking, best_first, ranked, sizes
 from ctxfold.session_state import index_terms, searchable_chars
@@ -51,7 +52,7 @@ TOKENS_PER_TERM, LINE_TOKENS = 2, 12  # to estimate the size of a message before
 WHOLE_RATIO, OTHERS_TOKENS = 0.5, 100
 LEAST_WHOLE_RATIO, LEAST_WHOLE_TOKENS = 1 / 3, 96
 BEGINNING_CHARS = 240  # of a message, in which it may point back
-_POINTS_BACK = re.compile(
+_POINTS_BACK = lazy_pattern(
     r"(?:(?:actually|also|and|because|but|no|oh|ok|okay|plus|so|then|well|yeah|yep|yes)\b[, ]*)*"
     r"(?:(?:after|apart|aside|because|before|besides|beyond|by|for|in addition|on top|other|speaking|with) "
     r"(?:(?:all|from|of|than|to) )?)?"

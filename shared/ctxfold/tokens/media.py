@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import MediaPart, Message, TextPart
 
 UNKNOWN_IMAGE_TOKENS = 800  # a mid-sized image; providers charge between 85 and 1,600
@@ -34,7 +35,7 @@ BYTES_PER_TOKEN = 4  # of a file of another type
 HEAD_CHARS = 262_144  # of base64: headers of photographs hold a preview before the dimensions
 DEPTH = 4  # a block holds its data under one or two names
 _PAGE = re.compile(rb"/Type\s{0,8}/Page(?![a-zA-Z])")
-_TEXTUAL = re.compile(
+_TEXTUAL = lazy_pattern(
     r"text/|application/(?:json|xml|yaml|x-yaml|toml|csv|javascript|x-ndjson|sql)\b|.*\+(?:json|xml)\b", re.I
 )
 _SUFFIXES = {
@@ -46,7 +47,7 @@ _SUFFIXES = {
     "txt": "text/plain",
     "xml": "text/xml",
 }
-_DATA_URL = re.compile(r"data:([^;,]{0,127})[^,]{0,127};base64,")
+_DATA_URL = lazy_pattern(r"data:([^;,]{0,127})[^,]{0,127};base64,")
 _TEXT_KEYS = frozenset({"text", "content", "title", "context", "data"})
 _DATA_KEYS = frozenset({"base64", "data", "file_data", "bytes", "image", "audio"})
 

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ctxfold.errors import ConfigError, CtxWarning
+from ctxfold.lru import lazy_pattern
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -77,7 +78,7 @@ _FILES: Final[Mapping[str, _EncodingFile]] = MappingProxyType(
         ),
     }
 )
-_CL100K_MODELS: Final = re.compile(r"(gpt-4(?![.o\d])|gpt-3|davinci-002|babbage-002|text-embedding-)")
+_CL100K_MODELS: Final = lazy_pattern(r"(gpt-4(?![.o\d])|gpt-3|davinci-002|babbage-002|text-embedding-)")
 
 
 def encoding_name(model: str | None) -> str:
@@ -222,7 +223,7 @@ def _build(name: str, file: _EncodingFile, data: bytes) -> Encoding:
 
 
 # Where every encoding starts a new piece: after a letter or digit, before space or a sign (no apostrophe).
-_LAST_SAFE_CUT: Final = re.compile(r"(?s:.*)[^\W_](?=[\s!-&(-/:-@\[-`{-~、。，！？；：…])")
+_LAST_SAFE_CUT: Final = lazy_pattern(r"(?s:.*)[^\W_](?=[\s!-&(-/:-@\[-`{-~、。，！？；：…])")
 
 
 def _blocks(text: str) -> Iterator[str]:
@@ -272,11 +273,11 @@ class TiktokenCounter:
         return f"<{type(self).__name__} {self._id}>"
 
 
-_CJK_RUN: Final = re.compile(
+_CJK_RUN: Final = lazy_pattern(
     "[\u1100-\u11ff\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003ffff]+"
 )
-_NON_ASCII_RUN: Final = re.compile("[^\x00-\x7f]+")
-_SYMBOL_RUN: Final = re.compile("[\u2190-\u2bff\ud800-\uf8ff\ufe00-\ufe0f\U0001f000-\U0001ffff]+")
+_NON_ASCII_RUN: Final = lazy_pattern("[^\x00-\x7f]+")
+_SYMBOL_RUN: Final = lazy_pattern("[\u2190-\u2bff\ud800-\uf8ff\ufe00-\ufe0f\U0001f000-\U0001ffff]+")
 _MICRO: Final = 1_000_000
 
 

@@ -24,6 +24,7 @@ from ctxfold.backends.profile import (
 )
 from ctxfold.errors import ConfigError
 from ctxfold.history.alternation import NOBODY_ASKED
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import (
     MediaPart,
     Message,
@@ -106,9 +107,9 @@ def _mark(rules: CacheRules, order: Sequence[ContentBlock], block: ContentBlock)
     return {**rules.mark, "ttl": "1h"} if lives_longer else dict(rules.mark)
 
 
-_FOREIGN_CHARACTER = re.compile(r"[^a-zA-Z0-9_-]")
+_FOREIGN_CHARACTER = lazy_pattern(r"[^a-zA-Z0-9_-]")
 CALL_ID = r"[a-zA-Z0-9_-]+"
-_DATA_URL = re.compile(r"data:(?P<mime>[^;,]+);base64,(?P<data>.*)", re.DOTALL)
+_DATA_URL = lazy_pattern(r"data:(?P<mime>[^;,]+);base64,(?P<data>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

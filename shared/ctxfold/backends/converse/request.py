@@ -29,6 +29,7 @@ from ctxfold.backends.profile import (
     without_refused,
 )
 from ctxfold.history.alternation import NOBODY_ASKED, alternating
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import (
     MediaPart,
     Message,
@@ -45,28 +46,14 @@ from ctxfold.validation import as_dict, as_dicts, as_list
 
 ADDITIONAL = "additionalModelRequestFields"
 NO_CONTENT = "(no content)"  # the service refuses blank text, and results with nothing in them
-BLOCKS = frozenset(
-    {
-        "audio",
-        "cachePoint",
-        "citationsContent",
-        "document",
-        "guardContent",
-        "image",
-        "reasoningContent",
-        "searchResult",
-        "text",
-        "toolAddition",
-        "toolRemoval",
-        "toolResult",
-        "toolUse",
-        "video",
-    }
-)
+BLOCKS = frozenset((
+    "audio", "cachePoint", "citationsContent", "document", "guardContent", "image", "reasoningContent", "searchResult", "text",
+    "toolAddition", "toolRemoval", "toolResult", "toolUse", "video",
+))  # fmt: skip
 _MERGED = (ADDITIONAL, "inferenceConfig")
 _RESERVED = frozenset({"messages", "modelId", "system", "toolConfig"})
 _IMAGES = frozenset({"gif", "jpeg", "png", "webp"})
-_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9 \-()\[\]]+")
+_NOT_IN_NAMES = lazy_pattern(r"[^a-zA-Z0-9 \-()\[\]]+")
 
 
 def project(

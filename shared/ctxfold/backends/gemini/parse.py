@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
 from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import AnswerParser, first_choice, tokens_at
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Usage
 from ctxfold.protocols import Chunk, ToolCallDelta, Wire
 from ctxfold.validation import MAX_JSON_DEPTH, as_dict, as_dicts, as_text, strict_text
@@ -17,7 +17,7 @@ from ctxfold.validation import MAX_JSON_DEPTH, as_dict, as_dicts, as_text, stric
 WIRE: Wire = "gemini"  # the name under which parts keep what stood beside them
 
 _SIGNATURE = "thoughtSignature"
-_STEP = re.compile(r"\.([^.\[]+)|\[(\d{1,9})\]|\[['\"](.*?)['\"]\]")  # of a JSON path
+_STEP = lazy_pattern(r"\.([^.\[]+)|\[(\d{1,9})\]|\[['\"](.*?)['\"]\]")  # of a JSON path
 _VALUES = ("stringValue", "numberValue", "boolValue")
 _TEXT = frozenset({"text", "thought"})
 _COUNTS = ("promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount", "cachedContentTokenCount")

@@ -22,6 +22,7 @@ from ctxfold.backends.profile import (
     without_refused,
 )
 from ctxfold.history.alternation import NOBODY_ASKED
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec
 from ctxfold.protocols import Request
 from ctxfold.validation import as_dict, as_dicts
@@ -31,7 +32,7 @@ SIGNATURE = "thoughtSignature"
 # marks of the blocks of other wires
 _FOREIGN = frozenset({"type", "reasoningContent", "toolUse", "citationsContent", "cachePoint"})
 _NATIVE_MEDIA = frozenset({"fileData", "file_data", "inlineData", "inline_data"})  # unless there is a type
-_DATA_URL = re.compile(r"data:(?P<mime>[^;,]{1,127})[^,]{0,127};base64,(?P<data>.*)", re.DOTALL)
+_DATA_URL = lazy_pattern(r"data:(?P<mime>[^;,]{1,127})[^,]{0,127};base64,(?P<data>.*)", re.DOTALL)
 
 
 @dataclass(slots=True)
