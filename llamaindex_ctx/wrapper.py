@@ -522,7 +522,6 @@ class ContextLLM(FunctionCallingLLM, Closing):
     def _response(self, call_in_session: _SessionCall, reply: Reply) -> ChatResponse:
         self._note_reply(call_in_session, reply)
         (response,) = call_in_session.call.take()
-        mark(response.message, **{ID_KEY: reply.message.id})
         return response
 
     def _note_reply(self, call_in_session: _SessionCall, reply: Reply) -> None:

@@ -33,8 +33,10 @@ from ctxfold import (
     Prices,
     Skip,
 )
-from ctxfold.testing import ErrorReply, Scripted, ScriptedCall
+from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import ContextLLM, CtxMemory, with_context
+from tests.llamaindex.served_llm import HELLO, stock_llm
+from tests.llamaindex.served_llm import ask as responses
 from tests.llamaindex.thinking import ROUNDS, look, look_long, serving, steps, tool
 
 pytestmark = [
@@ -310,6 +312,30 @@ async def test_summaries_are_written_by_the_llm_and_events_tell() -> None:
         assert str(await agent.run("Find all.", max_iterations=2 * ROUNDS)) == "All found."
         assert any(isinstance(e, HistoryCompacted) for e in seen)
         assert any(not r.body.get("tools") for r in server.requests)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("session_id", [None, "s"])
+async def test_arguments_of_a_call_reach_the_llm_and_the_stored_id_comes_back(how: str, session_id: str | None) -> None:
+    async with ModelServer(script=lambda _: Scripted("Yes.")) as server, stock_llm(server) as llm:
+        chat = with_context(llm, session_id=session_id, context_window=8_000)
+        [*_, answer] = await responses(chat, how, HELLO, temperature=0.25, context_window=4_000)
+        body = server.requests[-1].body
+        assert (body["temperature"], "context_window" in body) == (0.25, False)
+        if session_id:
+            assert answer.message.additional_kwargs["ctxfold_id"] == chat.context().messages()[-1].id
+
+
+@pytest.mark.parametrize("how", ["stream_chat", "astream_chat"])
+@pytest.mark.parametrize("session_id", [None, "s"])
+async def test_a_stream_has_every_response_of_the_llm(how: str, session_id: str | None) -> None:
+    """The last one, which tells the usage, adds no text."""
+    async with ModelServer(script=[Scripted("One, two, three.", chunks=3)] * 2) as server, stock_llm(server) as llm:
+        options = {"stream_options": {"include_usage": True}}
+        bare = await responses(llm, how, HELLO, **options)
+        wrapped = await responses(with_context(llm, session_id=session_id), how, HELLO, **options)
+    assert [r.delta for r in wrapped] == [r.delta for r in bare]
+    assert wrapped[-1].raw.usage.completion_tokens == bare[-1].raw.usage.completion_tokens > 0
 
 
 async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
