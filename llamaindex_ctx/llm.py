@@ -37,7 +37,7 @@ from ctxfold.protocols import UuidIds, Wire
 from ctxfold.validation import as_dicts, shown_url
 from llamaindex_ctx.media import names_files, with_files
 from llamaindex_ctx.messages import chat_messages, from_chat_message
-from llamaindex_ctx.metadata import REPLY_KEY, is_section
+from llamaindex_ctx.metadata import REPLY_KEY
 from llamaindex_ctx.replies import CumulativeReply, chat_response, noted, tool_selections
 from llamaindex_ctx.summarizer import UnknownWindow
 from llamaindex_ctx.tool_rounds import answered, paired
@@ -70,10 +70,6 @@ def _sent(messages: Sequence[ChatMessage]) -> list[Message]:
     """Returns the messages with a result for every call, as strict providers require, and with the contents of files."""
     new_id = UuidIds().new
     converted = [_with_extras(from_chat_message(with_files(message), new_id()), message) for message in messages]
-    for index, message in enumerate(messages):
-        if is_section(message):
-            # a round begins at a user's message, not at recalled text
-            converted[index] = replace(converted[index], kind="section")
     return answered(paired(converted, new_id), new_id)
 
 

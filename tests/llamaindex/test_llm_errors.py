@@ -51,6 +51,10 @@ async def test_an_overflow_is_typed_and_the_limit_it_told_is_remembered(way: str
             await ask(llm, way, [ChatMessage(role="user", content="word " * 1000)])
         assert isinstance(raised.value.__cause__, BackendError)
         assert llm.metadata.context_window == 200
+    async with served(settings={"context_window": 150}, context_window=200) as (llm, _):
+        with pytest.raises(ContextOverflowError, match="200"):
+            await ask(llm, way, [ChatMessage(role="user", content="word " * 1000)])
+        assert llm.metadata.context_window == 150, "the smaller one, which its user has set"
 
 
 @pytest.mark.parametrize("way", ["stream_chat", "astream_chat"])

@@ -6,7 +6,7 @@ import json
 from typing import Any, ClassVar
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, ThinkingBlock, ToolCallBlock
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index_instrumentation import get_dispatcher
 
@@ -96,17 +96,37 @@ async def test_options_reach_the_request() -> None:
     }
     async with served(Scripted("a"), Scripted("b"), settings=settings) as (llm, server):
         await ask(llm, "achat")
-        await ask(llm, "achat", temperature=0.1, stop="END", model="other", extra_body={"min_p": 0.2}, user=None)
+        own: dict[str, Any] = {
+            "allow_parallel_tool_calls": True,
+            "formatted": True,
+            "tool_required": False,
+            "verbose": True,
+        }
+        await ask(llm, "achat", temperature=0.1, stop="END", model="other", extra_body={"min_p": 0.2}, user=None, **own)
     first, second = (r.body for r in server.requests)
     assert (first["temperature"], first["max_tokens"], first["top_p"], first["seed"]) == (0.5, 100, 0.9, 7)
     assert (second["temperature"], second["stop"], second["model"], second["min_p"]) == (0.1, ["END"], "other", 0.2)
-    assert "user" not in second
+    assert not {"user", *own} & second.keys()
 
 
 async def test_what_a_memory_injected_is_sent_too() -> None:
     async with served(Scripted("ok")) as (llm, server):
         await ask(llm, "achat", [section("Earlier: the key is blue."), *HELLO])
     assert [m["content"] for m in server.requests[0].body["messages"]] == ["Earlier: the key is blue.", "Hello?"]
+
+
+async def test_what_a_memory_injected_begins_no_round() -> None:
+    """A service that wants the reasoning of the round under way gets it, though recalled text follows."""
+    call = ToolCallBlock(tool_call_id="c1", tool_name="look", tool_kwargs={})
+    asked = [
+        ChatMessage(role="user", content="Where is it?"),
+        ChatMessage(role="assistant", blocks=[ThinkingBlock(content="I look."), call]),
+        ChatMessage(role="tool", content="in the hall", additional_kwargs={"tool_call_id": "c1"}),
+        section("Earlier: the hall is blue."),
+    ]
+    async with served(Scripted("There."), settings={"provider": "dashscope"}) as (llm, server):
+        await ask(llm, "achat", asked)
+    assert [m.get("reasoning_content") for m in server.requests[0].body["messages"]] == [None, "I look.", None, None]
 
 
 async def test_instrumentation_sees_start_progress_and_end() -> None:

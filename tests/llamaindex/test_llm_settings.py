@@ -86,6 +86,13 @@ async def test_the_key_is_in_no_repr_dict_json_pickle_or_payload_and_is_sent() -
     assert "authorization" in server.requests[0].headers
 
 
+def test_the_secrets_of_an_address_are_in_no_repr_dict_json_or_pickle() -> None:
+    llm = CtxLLM(model="m", base_url="http://ann:pw-of-ann@127.0.0.1:9/v1?api-key=key-of-ann", context_window=8_000)
+    texts = [repr(llm), str(llm.to_dict()), llm.to_json(), llm.model_dump_json(), pickle.dumps(llm).decode("latin-1")]
+    assert not [text for text in texts if "pw-of-ann" in text or "key-of-ann" in text]
+    assert all("127.0.0.1:9" in text for text in texts)
+
+
 async def test_an_llm_comes_back_from_dict_json_and_pickle() -> None:
     async with served(*[Scripted("ok")] * 4, settings={"temperature": 0.3, "extra_body": {"seed": 1}}) as (llm, server):
         copies = [
