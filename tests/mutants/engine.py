@@ -632,7 +632,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_result_in_place_of_a_note_is_refused",
             "not may_be_empty and not (before_request and _has_results(",
             "not may_be_empty and not (False and _has_results(",
-            "llamaindex/test_llm_agents.py::test_a_result_comes_while_the_note_in_its_place_is_asked",
+            "llamaindex/test_memory_beside_llm.py::test_a_result_that_comes_after_its_note_was_answered_is_passed_over",
         ),
         (
             "a_later_step_of_a_call_reads_the_log_again",
