@@ -184,7 +184,7 @@ class OpenSession:
     # by a turn in which a request waits, the newest one that others have closed it for, with its messages or behind them
     taken_over: dict[str, str] = field(default_factory=dict[str, str])
     asked_ids: tuple[str, ...] = ()  # of the question of the run that asks, which is not always the newest one
-    overhead_tokens: int = 0  # of the newest request besides the view, so that triggers see what is sent
+    sent_overhead_tokens: int | None = None  # of the newest request that this process made
     strategy_failed: bool = False  # it was logged
     compaction_pause: CompactionPause | None = None
     argument_pause: CompactionPause | None = None  # until when large arguments of calls are not looked for
@@ -204,6 +204,13 @@ class OpenSession:
     def pins(self) -> tuple[str, ...]:
         """Returns the ids that every compaction keeps verbatim: what was pinned, and the question of the run that asks."""
         return (*self.state.pins, *self.asked_ids)
+
+    @property
+    def overhead_tokens(self) -> int:
+        """Returns what the newest request held besides the view, also one of another process, so that triggers count it."""
+        if self.sent_overhead_tokens is not None:
+            return self.sent_overhead_tokens
+        return 0 if self.state.request is None else self.state.request.tools
 
     @property
     def in_use(self) -> bool:

@@ -120,6 +120,7 @@ def test_all_readers_say_what_the_newest_request_held(
         with AgentContext(session_id=NAME, store=store, context_window=WINDOW) as elsewhere:
             assert set(readings(elsewhere)) == {used}
             assert elsewhere.explain().zones == told.zones
+            assert elsewhere.gauge() == ctx.gauge(), "with as much left until the next compaction"
             assert elsewhere.inspect().turns[-1].recalled_tokens == ctx.inspect().turns[-1].recalled_tokens
     assert set(of_the_command(store)) == {used}
     assert compared >= 25

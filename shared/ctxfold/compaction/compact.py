@@ -34,6 +34,7 @@ from ctxfold.events import (
     RewriteRefused,
     WindowGauge,
 )
+from ctxfold.history.calibration import calibrated
 from ctxfold.history.view import Entry, WindowTokens
 from ctxfold.messages import Message, Usage, user
 from ctxfold.policy.settings import Policy
@@ -560,6 +561,8 @@ def gauge(
 ) -> WindowGauge:
     """Returns the size of the newest request, or the given one, with its limits and the distance to the next compaction."""
     rules, size, compacts_at, until = stage.rules, size or open_session.window_tokens(), None, None
+    if not open_session.model and (known := [*open_session.state.calibrations.values()]):
+        rules = calibrated(rules, known[-1])  # a process that only reads
     if rules.auto_compact if auto_compact is None else auto_compact:
         compacts_at = rules.budget_tokens
         if rules.trigger is None:

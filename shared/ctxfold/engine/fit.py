@@ -92,7 +92,7 @@ class WindowFitter:
         count, rules = self.count_text, stage.rules
         reply_tokens = max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
         overhead_tokens += reply_tokens
-        open_session.overhead_tokens = overhead_tokens
+        open_session.sent_overhead_tokens = overhead_tokens
         may_compact = rules.auto_compact if auto_compact is None else auto_compact
         if may_compact:
             stage = yield from self._compact_early(open_session, stage, overhead_tokens)
@@ -107,7 +107,7 @@ class WindowFitter:
             text = yield from self._required_text(open_session, stage, required, new_question, overhead_tokens)
             texts = [text] if text else []
             overhead_tokens += count(text) + FRAME_TOKENS if text else 0
-            open_session.overhead_tokens = overhead_tokens  # triggers have to see it too
+            open_session.sent_overhead_tokens = overhead_tokens  # triggers have to see it too
             stage = open_session.with_new_view(stage)
         if new_question is not None:
             overhead_tokens += self.ports.counter.count(new_question)

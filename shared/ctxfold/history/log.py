@@ -239,7 +239,7 @@ class SessionState:
                 self.policy_json = policy
                 self.fixed = self.fixed if fixed is None else fixed
             case Calibrated(model=model, limit=limit):
-                known = self.calibrations.get(model)
+                known = self.calibrations.pop(model, None)  # the newest is the last
                 kept = record.body if limit is not None or known is None else replace(record.body, limit=known.limit)
                 self.calibrations[model] = kept
             case GoalSet():
