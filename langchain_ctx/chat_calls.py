@@ -13,7 +13,7 @@ from langchain_core.messages import LC_ID_PREFIX, BaseMessage
 
 from ctxfold.adapters.refused_reasoning import PlainCalls
 from ctxfold.connect import check_fits
-from ctxfold.engine.request import Options
+from ctxfold.engine.request import Options, check_call
 from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.records import SessionKey
@@ -98,6 +98,7 @@ def call_options(defaults: Options, row: Any, stop: Sequence[str] | None, kwargs
 
     `row` is the provider's profile, None for a backend that the caller made.
     """
+    check_call(kwargs)
     forced = choice(kwargs.get("tool_choice"))
     thinking = _thinking(row, kwargs.get("thinking", defaults.thinking), forced)
     if forced == "required" and row is not None and not row.can_force(thinking):

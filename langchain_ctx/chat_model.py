@@ -10,7 +10,7 @@ from contextlib import aclosing, closing
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
@@ -35,9 +35,10 @@ from ctxfold.adapters.refused_reasoning import PlainCalls
 from ctxfold.connect import message_counter, named_provider, open_backend
 from ctxfold.engine.request import Options
 from ctxfold.errors import ConfigError
+from ctxfold.policy.settings import Policy
 from ctxfold.protocols import ContextBackend, Reply, TokenCounter, Wire
 from ctxfold.stream import StreamPiece
-from ctxfold.validation import shown_url, whole_number
+from ctxfold.validation import as_dict, shown_url, whole_number
 from langchain_ctx.chat_calls import (
     SESSION,
     WINDOW,
@@ -81,10 +82,12 @@ def _policy_fields(model: type[ChatCtx], fields: Mapping[str, Any]) -> dict[str,
 
     Raises ConfigError for two different windows, and for a key of `policy` that is a field of the model and no setting.
     """
-    policy = fields.get("policy")
-    if not isinstance(policy, Mapping):
-        return {}
-    settings = dict(cast("Mapping[str, Any]", policy))
+    if fields.get("policy") is None:
+        return {"policy": {}} if "policy" in fields else {}
+    policy = fields["policy"]
+    settings: dict[str, Any] = {"policy": policy} if isinstance(policy, Policy) else dict(as_dict(policy))
+    if isinstance(settings.get("policy"), Mapping) or not isinstance(policy, Policy | Mapping):
+        raise ConfigError("policy is no set of settings: give policy={'hard_ratio': 0.8, ...}, or a ctxfold.Policy")
     window, field = settings.pop(WINDOW, None), fields.get(WINDOW)
     no_settings = model.model_fields.keys() - ContextSettings.__optional_keys__
     if wrong := next((name for name in settings if name in no_settings), None):

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ctxfold._lifecycle import Closing, not_pickled
 from ctxfold.adapters.model_calls import ModelStream, aeach_within, each_within, original_error
 from ctxfold.compaction.live_prefix import answers_freely
-from ctxfold.engine.request import Options, limit_among
+from ctxfold.engine.request import Options, check_call, limit_among
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.tokens.text import TextCounter
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 def options_of(kwargs: Mapping[str, Any]) -> Options:
     """Returns what the engine has to know of a call's arguments: what takes room, and how much there is."""
+    check_call(kwargs)
     return Options(
         tools=counted(kwargs.get("tools")),
         max_tokens=limit_among(kwargs),

@@ -29,8 +29,9 @@ from pydantic import Field, PrivateAttr, SecretStr, SkipValidation, field_serial
 
 from ctxfold import BackendError, ContextBackend, Message, Request, ToolSpec
 from ctxfold.adapters.refused_reasoning import PlainCalls
+from ctxfold.adapters.tool_rounds import answered, paired
 from ctxfold.connect import check_fits, message_counter, named_provider, open_backend
-from ctxfold.engine.request import Options
+from ctxfold.engine.request import Options, check_call
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageError
 from ctxfold.messages import ToolCallPart
 from ctxfold.protocols import UuidIds, Wire
@@ -40,7 +41,6 @@ from llamaindex_ctx.messages import chat_messages, from_chat_message
 from llamaindex_ctx.metadata import REPLY_KEY
 from llamaindex_ctx.replies import CumulativeReply, chat_response, noted, tool_selections
 from llamaindex_ctx.summarizer import UnknownWindow
-from llamaindex_ctx.tool_rounds import answered, paired
 
 # switches of LlamaIndex itself, no parameters of a model
 _NOT_SENT = frozenset({"allow_parallel_tool_calls", "formatted", "tool_required", "verbose"})
@@ -389,6 +389,7 @@ class CtxLLM(FunctionCallingLLM):
         return forces
 
     def _request(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Request:
+        check_call(options)
         defaults = {
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,

@@ -15,7 +15,7 @@ from llama_index.core.tools.types import BaseTool
 
 from ctxfold.adapters.model_calls import ModelStream
 from ctxfold.compaction.live_prefix import answers_freely
-from ctxfold.engine.request import Options, limit_among
+from ctxfold.engine.request import Options, check_call, limit_among
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import BackendCapabilities, Chunk, Reply, Request
 from llamaindex_ctx.backend import CumulativeChunks, LlamaIndexBackend, window_for
@@ -47,6 +47,7 @@ class LlmCall:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> LlmCall:
+        check_call(arguments)
         sent = {name: value for name, value in arguments.items() if name not in (ONE_CALL, WINDOW, PARSED, REPLIES)}
         one_call, parsed = bool(arguments.get(ONE_CALL)), bool(arguments.get(PARSED))
         return cls(uuid.uuid4().hex, sent, one_call, arguments.get(WINDOW), parsed, arguments.get(REPLIES, []))

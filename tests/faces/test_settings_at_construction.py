@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from langchain_core.tools import tool
-from llama_index.core.llms import MockLLM
+from llama_index.core.llms import ChatMessage, MockLLM
 
 import llamaindex_ctx
 from ctxfold import AgentContext, ConfigError, CtxError, MemoryStore, WindowTooSmallError
@@ -168,3 +168,36 @@ def test_a_prompt_that_is_refused_leaves_the_session_as_it_was() -> None:
         AgentContext(session_id="s", store=store, context_window=1_000, system="word " * 790, counter=Words())
     with AgentContext(session_id="s", store=store, context_window=1_000, counter=Words()) as context:
         assert context.view().prompts == ("Be brief.",)
+
+
+@pytest.mark.parametrize("policy", ["tiered", 3, {"policy": {"hard_ratio": 0.5}}])
+def test_a_policy_that_is_no_set_of_settings(policy: Any) -> None:
+    with pytest.raises(ConfigError, match="policy is no set of settings: give policy="):
+        ChatCtx(**NOWHERE, session_id="s", store="memory://", context_window=4_000, policy=policy)
+
+
+def test_a_chat_model_takes_no_policy_and_a_whole_one() -> None:
+    with ChatCtx(**NOWHERE, session_id="s", store="memory://", context_window=4_000, policy=None) as chat:
+        rules = chat.context().rules()
+    policy: Any = rules.model_copy(update={"hard_ratio": 0.7})
+    with ChatCtx(**NOWHERE, session_id="s", store="memory://", policy=policy) as chat:
+        assert chat.context().rules().hard_ratio == 0.7
+        assert chat.context().rules().context_window == 4_000
+
+
+@pytest.mark.parametrize("name", ["policy", "keep_last"])
+def test_a_setting_of_sessions_is_none_of_a_call(name: str) -> None:
+    """It went to the service as a parameter of the request."""
+    chat, llm, value = ChatCtx(**NOWHERE), llamaindex_ctx.CtxLLM(**NOWHERE), {name: 3}
+    wrapped = with_context(ChatCtx(**NOWHERE), session_id="s", store="memory://", context_window=4_000)
+    kept = llamaindex_ctx.with_context(MockLLM(), session_id="s", store="memory://", context_window=4_000)
+    asked = [ChatMessage("x")]
+    for ask in (
+        lambda: chat.bind(**value).invoke("x"),
+        lambda: wrapped.bind(**value).invoke("x"),
+        lambda: llm.chat(asked, **value),
+        lambda: kept.chat(asked, **value),
+        lambda: list(kept.stream_chat(asked, **value)),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} is a setting of sessions, not of one call"):
+            ask()

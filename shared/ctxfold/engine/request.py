@@ -72,6 +72,16 @@ def limit_among(arguments: Mapping[str, object]) -> int | None:
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
+# fields of Policy that no service knows as a parameter of its own; "background" is one of OpenAI's
+_OF_SESSIONS = {"policy", *Policy.model_fields} - {"context_window", "background"}
+
+
+def check_call(arguments: Mapping[str, object]) -> None:
+    """Raises ConfigError for a setting of sessions among a call's arguments, which would go to the service."""
+    if name := next((n for n in arguments if n in _OF_SESSIONS), None):
+        raise ConfigError(f"{name} is a setting of sessions, not of one call: give it where the model is made")
+
+
 class RequestOptions(TypedDict, total=False):
     """The options of one `send` or `send_stream`.
 
