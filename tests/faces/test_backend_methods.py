@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
@@ -13,6 +14,8 @@ from ctxfold import (
     BaseBackend,
     Chunk,
     Completed,
+    ConfigError,
+    MemoryStore,
     Message,
     OpenAIChatBackend,
     ReasoningPart,
@@ -148,3 +151,26 @@ def test_r8_a_derived_stream_brings_the_reply_as_it_was() -> None:
     heard = loud.merge_chunks(loud.open_stream(Request((user("so", id="u"),))))
     assert heard is not None
     assert heard.text == "SO"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("made", [None, "text", KeyError("kind")], ids=["nothing", "a text", "an error"])
+def test_r8_a_classify_chunk_that_makes_no_chunk_is_named(made: Any, stream: bool) -> None:
+    """The turn is taken back, and the session goes on with a backend that works."""
+
+    class Wrong(OpenAIChatBackend):
+        def classify_chunk(self, chunk: Chunk) -> Chunk:
+            if isinstance(made, Exception):
+                raise made
+            return made  # type: ignore[no-any-return]
+
+    store = MemoryStore()
+    with ModelServer(script=[Scripted("So."), Scripted("So.")]) as server:
+        with Wrong(model="m", base_url=server.base_url) as backend:
+            context = AgentContext(backend, session_id="s", store=store, context_window=9_000)
+            with pytest.raises(ConfigError, match=r"Wrong\.classify_chunk (returned|raised)"):
+                list(context.send_stream("Go.")) if stream else context.send("Go.")
+        with OpenAIChatBackend(model="m", base_url=server.base_url) as backend:
+            context = AgentContext(backend, session_id="s", store=store, context_window=9_000)
+            assert context.send("Go.").message.text == "So."
+            assert [m.role for m in context.messages()] == ["user", "assistant"]

@@ -69,7 +69,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "adapters/model_calls.py",
         (
             "chunks_of_a_borrowed_model_are_not_classified",
-            "return ModelStream(source, reader, self.model, self.translated, self.classify_chunk)",
+            "return ModelStream(source, reader, self.model, self.translated, self.classified)",
             "return ModelStream(source, reader, self.model, self.translated)",
             "faces/test_backend_methods.py::test_r8_a_backend_over_a_framework_s_model_may_classify_its_chunks",
         ),

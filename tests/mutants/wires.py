@@ -711,7 +711,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "chunks_of_a_derived_stream_are_not_classified",
-            "map(self.classify_chunk, reply_chunks",
+            "map(self.classified, reply_chunks",
             "map(lambda chunk: chunk, reply_chunks",
             "faces/test_backend_methods.py::test_r8_a_derived_stream_brings_the_reply_as_it_was",
         ),

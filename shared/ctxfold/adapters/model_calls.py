@@ -66,7 +66,7 @@ class BorrowedModel(BackendDefaults):
     def read_stream(
         self, source: Iterator[Piece] | AsyncIterator[Piece], reader: ChunkReader[Piece]
     ) -> ModelStream[Piece]:
-        return ModelStream(source, reader, self.model, self.translated, self.classify_chunk)
+        return ModelStream(source, reader, self.model, self.translated, self.classified)
 
 
 def each_within(

@@ -6,9 +6,10 @@ import asyncio
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ctxfold._lifecycle import Closing
+from ctxfold.errors import ConfigError, CtxError
 from ctxfold.messages import Message, Opaque, ReasoningPart, TextPart, ToolCallPart, ToolSpec
 from ctxfold.protocols import (
     AsyncChunkStream,
@@ -25,6 +26,7 @@ from ctxfold.protocols import (
 from ctxfold.stream import Fold, PlayedStream
 from ctxfold.tokens.counter import MessageCounter
 from ctxfold.tokens.text import TextCounter, text_counter
+from ctxfold.validation import kind_of
 
 
 class BackendDefaults(Closing, ABC):
@@ -53,7 +55,7 @@ class BackendDefaults(Closing, ABC):
         return self._played(await self.asend(request))
 
     def _played(self, reply: Reply) -> PlayedStream:
-        return PlayedStream(tuple(map(self.classify_chunk, reply_chunks(reply, self._piece_chars))))
+        return PlayedStream(tuple(map(self.classified, reply_chunks(reply, self._piece_chars))))
 
     def classify_chunk(self, chunk: Chunk) -> Chunk:
         """Returns the chunk with each text in the field of what it is: `reasoning`, `content`, or `tool_calls`.
@@ -62,6 +64,18 @@ class BackendDefaults(Closing, ABC):
         `chunk.raw` shows.
         """
         return chunk
+
+    def classified(self, chunk: Chunk) -> Chunk:
+        """Returns what `classify_chunk` makes of the chunk. Raises ConfigError where one of a user's own makes no Chunk."""
+        try:
+            made = cast("object", self.classify_chunk(chunk))
+        except CtxError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{type(self).__name__}.classify_chunk raised {error!r} for {chunk.raw!r}") from error
+        if not isinstance(made, Chunk):
+            raise ConfigError(f"{type(self).__name__}.classify_chunk returned {kind_of(made)}: return a Chunk")
+        return made
 
     def merge_chunks(self, chunks: Iterable[Chunk]) -> Message | None:
         """Returns the message that the chunks of one reply form; None when they are empty."""

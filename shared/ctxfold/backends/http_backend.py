@@ -434,7 +434,7 @@ class HttpBackend(BackendDefaults):
             self._hide,
             self._ids.new(),
             resolved.model or self._model,
-            self.classify_chunk,
+            self.classified,
         )
 
     def _headers_for(self, profile: Profile, body: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, str]:
