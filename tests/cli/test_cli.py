@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ctxfold import MessageErasedError, SqlStore, assistant, user
+from ctxfold import AgentContext, MediaPart, Message, MessageErasedError, SqlStore, assistant, user
 from ctxfold.cli.app import app
 from ctxfold.testing import ModelServer
 from tests.erasure.scan import places_of
@@ -446,3 +446,15 @@ def test_text_that_the_pipe_cannot_show_is_escaped(tmp_path: Path, charset: str)
     euro = "\N{EURO SIGN}" if charset == "cp1252" else "\\u20ac"
     assert (done.returncode, done.stderr) == (0, b"")
     assert f"the price is 20 {euro}, \\u2603" in done.stdout.decode(charset)
+
+
+def test_a_message_of_media_alone_is_shown(tmp_path: Path) -> None:
+    """R4: a picture that was not compacted was an empty line."""
+    store = f"sqlite:///{tmp_path / 'chat.db'}"
+    picture = MediaPart(
+        "image", json.dumps({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}})
+    )
+    with AgentContext(session_id="s", store=store, context_window=8_000) as context:
+        context.add([Message("u", "user", (picture,)), assistant("A ship.", id="a")])
+    for command in ("show", "window"):
+        assert "[image, png, 1 kB]" in CliRunner().invoke(app, [command, "s", "--store", store]).stdout

@@ -35,6 +35,7 @@ from ctxfold.inspect.chart import time_text
 from ctxfold.io.session_files import write_lines
 from ctxfold.messages import Message, Role, check_role
 from ctxfold.session.context import AgentContext
+from ctxfold.tokens.media import shown_text
 
 References = Annotated[list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="ids or references such as #17")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="largest number of results")]
@@ -116,8 +117,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _text(message: Message) -> str:
-    calls = [f"-> {call.name}({call.arguments})" for call in message.tool_calls]
-    return "\n".join([*([message.text] if message.text else []), *calls, ""])
+    return f"{shown_text(message)}\n"
 
 
 def window(

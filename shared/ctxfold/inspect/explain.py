@@ -20,7 +20,7 @@ from ctxfold.inspect.html import window_html
 from ctxfold.messages import MediaPart, Message, ProviderSummary
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession, known_records
-from ctxfold.tokens.media import described
+from ctxfold.tokens.media import described, shown_text
 from ctxfold.validation import kind_of
 
 Where: TypeAlias = Literal["visible", "excerpt", "compacted", "removed", "hidden", "open turn"]
@@ -283,7 +283,7 @@ def with_hidden(stored: Sequence[Message], changed: Sequence[Message]) -> list[M
 
 
 def _block(zone: str, entry: Entry, record: Record | None, pinned: bool, ratio: float) -> WindowBlock:
-    text = " ".join(entry.message.text.split())
+    text = " ".join(shown_text(entry.message).split())
     return WindowBlock(
         zone=zone,
         id=entry.id,

@@ -35,6 +35,7 @@ from ctxfold.inspect.turns import TurnFigures, turn_figures
 from ctxfold.messages import Message
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession
+from ctxfold.tokens.media import shown_text
 
 MOST_MESSAGES = 2_000
 MOST_CHARS = 20_000  # of one message
@@ -230,6 +231,5 @@ def _summaries(state: SessionState, records: Sequence[Record]) -> dict[str, str]
 
 
 def _text(message: Message) -> str:
-    calls = [f"-> {c.name}({c.arguments})" for c in message.tool_calls]
-    text = "\n".join([*([message.text] if message.text else []), *calls])
+    text = shown_text(message)
     return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}\n[{len(text) - MOST_CHARS} more characters]"

@@ -92,6 +92,12 @@ def with_media_named(message: Message, number: int = 0) -> Message:
     return replace(message, parts=tuple(lines[p] if isinstance(p, MediaPart) else p for p in message.parts))
 
 
+def shown_text(message: Message, number: int = 0) -> str:
+    """Returns what a message holds for a reader: its words, a line for each medium, and its calls."""
+    calls = [f"-> {call.name}({call.arguments})" for call in message.tool_calls]
+    return "\n".join(filter(None, [with_media_named(message, number).text.strip("\n"), *calls]))
+
+
 def name_of(part: MediaPart) -> str:
     """Returns kind and form of a medium, such as `image, png`."""
     medium = medium_of(part)
