@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any, TypedDict, Unpack
 
 from ctxfold.compaction.strategy import Strategy, Summarizer
 from ctxfold.compaction.summarize import HEADING, Summary, summarize
@@ -82,16 +83,19 @@ class SummaryWriter:
         return replace(failed, text=text, fallback_level="verbatim", archived=0)
 
 
+class CompactionSettings(TypedDict, total=False):
+    """The settings of `compact_messages`."""
+
+    preserve_n_last: int
+    strategy: str | Strategy | Summarizer
+    summarizer: ContextBackend | None
+    counter: TokenCounter | TextCounter | None
+    context_window: int | None
+    summary_tokens: int
+
+
 def compact_messages(
-    messages: Sequence[Message],
-    *,
-    pinned: Collection[str] = (),
-    preserve_n_last: int = 4,
-    strategy: str | Strategy | Summarizer = "summarize",
-    summarizer: ContextBackend | None = None,
-    counter: TokenCounter | TextCounter | None = None,
-    context_window: int | None = None,
-    summary_tokens: int = 1_024,
+    messages: Sequence[Message], *, pinned: Collection[str] = (), **settings: Unpack[CompactionSettings]
 ) -> tuple[Message, ...]:
     """Returns the messages as a strategy compacts them. The list itself is not changed, and nothing is stored.
 
@@ -99,37 +103,27 @@ def compact_messages(
     and the newest `preserve_n_last`, which grow to whole tool rounds.
 
     Args:
-        strategy: the name of a built-in strategy, or an object of your own: see docs/strategies.md.
-        summarizer: the model that writes a summary; None writes an extractive one.
-        context_window: the window in tokens for which the strategy decides; None takes one in which all messages fit.
-        summary_tokens: upper limit of a summary.
+        preserve_n_last: how many of the newest messages stay, 4 by default.
+        strategy: the name of a built-in strategy, "summarize" by default, or an object of your own: see docs/strategies.md.
+        summarizer: the model that writes a summary; without one it is extractive.
+        counter: counts tokens; without one tiktoken does.
+        context_window: the window in tokens for which the strategy decides; without one it is such that all messages fit.
+        summary_tokens: upper limit of a summary, 1,024 by default.
 
     Raises:
         NotEnoughHistoryError: nothing can be compacted.
         MessageNotFoundError: a pinned id is not in the list.
         StrategyError: a strategy of your own failed or broke its contract.
     """
-    with _session_for(
-        messages, preserve_n_last, strategy, summarizer, counter, context_window, summary_tokens
-    ) as context:
+    with _session_for(messages, settings) as context:
         return context.run_flow(lambda _: _compacted(context, messages, pinned))
 
 
 async def acompact_messages(
-    messages: Sequence[Message],
-    *,
-    pinned: Collection[str] = (),
-    preserve_n_last: int = 4,
-    strategy: str | Strategy | Summarizer = "summarize",
-    summarizer: ContextBackend | None = None,
-    counter: TokenCounter | TextCounter | None = None,
-    context_window: int | None = None,
-    summary_tokens: int = 1_024,
+    messages: Sequence[Message], *, pinned: Collection[str] = (), **settings: Unpack[CompactionSettings]
 ) -> tuple[Message, ...]:
     """The async form of `compact_messages`."""
-    with _session_for(
-        messages, preserve_n_last, strategy, summarizer, counter, context_window, summary_tokens
-    ) as context:
+    with _session_for(messages, settings) as context:
         return await context.arun_flow(lambda _: _compacted(context, messages, pinned))
 
 
@@ -143,29 +137,16 @@ def _compacted(
     return (yield from flow_of(AgentContext.view)(context)).messages
 
 
-def _session_for(
-    messages: Sequence[Message],
-    preserve_n_last: int,
-    strategy: str | Strategy | Summarizer,
-    summarizer: ContextBackend | None,
-    counter: TokenCounter | TextCounter | None,
-    context_window: int | None,
-    summary_tokens: int,
-) -> AgentContext:
+def _session_for(messages: Sequence[Message], settings: CompactionSettings) -> AgentContext:
     """Returns an empty session in memory, which compacts only on demand."""
-    count = message_counter(counter)
-    if context_window is None:
-        # pins may take a quarter of the budget, and the newest messages half of it
-        context_window = max(LEAST_WINDOW_TOKENS, 8 * sum(count.count(validated(m)) for m in messages))
-    return AgentContext(
-        context_window=context_window,
-        counter=count,
-        summarizer=summarizer,
-        strategy=strategy,
-        keep_last=whole_number(
-            "preserve_n_last", preserve_n_last, "give how many of the newest messages stay, 1 or more"
-        ),
-        summary_tokens=summary_tokens,
-        references=False,  # nobody can read back from it
-        auto_compact=False,
+    # nobody can read back from it
+    given: dict[str, Any] = {"strategy": "summarize", "summary_tokens": 1_024, "references": False, **settings}
+    count = message_counter(given.pop("counter", None))
+    preserved = given.pop("preserve_n_last", 4)
+    given["keep_last"] = whole_number(
+        "preserve_n_last", preserved, "give how many of the newest messages stay, 1 or more"
     )
+    if given.get("context_window") is None:
+        # pins may take a quarter of the budget, and the newest messages half of it
+        given["context_window"] = max(LEAST_WINDOW_TOKENS, 8 * sum(count.count(validated(m)) for m in messages))
+    return AgentContext(counter=count, auto_compact=False, **given)
