@@ -16,6 +16,7 @@ from langchain_core.messages import BaseMessage, message_to_dict
 
 from ctxfold import OrphanToolResultError
 from ctxfold._lifecycle import Closing, SharesSessions
+from ctxfold.adapters.tool_rounds import paired, unanswered
 from ctxfold.effects import Flow, StoreCall, flow_of
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
@@ -239,29 +240,42 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
             last = (yield from flow_of(AgentContext.view)(context)).last()
             unasked = last is not None and is_final(last.message)
         try:
-            add = partial(flow_of(AgentContext.add), context, skip_orphans=True)
+            add = partial(flow_of(AgentContext.add), context)
             try:
                 try:
                     yield from add(new)
                 except MessageConflictError:  # ids that say nothing, such as "0" for each message
                     new = yield from self._with_own_ids(context, new)
                     yield from add(new)
-            except OrphanToolResultError:  # results alone, of calls that are not there
-                yield from add((yield from self._with_own_ids(context, [result_as_text(m) for m in new])))
+            except OrphanToolResultError:
+                new = yield from self._in_rounds(context, new)
+                yield from add((yield from self._with_own_ids(context, new)))
         except StoreError as error:
             self._failures.keep(self._key, error, len(new))
             raise
         self._snapshot = None
         return unasked
 
+    def _in_rounds(self, context: AgentContext, new: Sequence[Message]) -> Flow[list[Message]]:
+        """Returns what the session lacks: results of no call as text, and a note for each call that stays unanswered."""
+        view = yield from flow_of(AgentContext.view)(context)
+        stored = yield from self._stored(new)
+        new = [m for m in new if stored.get(m.id) != content_key(m)]
+        waiting, only_results = unanswered([e.message for e in view.turn]), all(m.role == "tool" for m in new)
+        return paired(new, context.new_id, waiting, stray=result_as_text if only_results else None)
+
     def _with_own_ids(self, context: AgentContext, new: Sequence[Message]) -> Flow[list[Message]]:
         """Returns the messages with another id for each whose id has another content here or in the session."""
-        found = yield from StoreCall(Store.find, self._key, [f"m:{m.id}" for m in new])
-        taken = {r.body.message.id: content_key(r.body.message) for r in found if isinstance(r.body, MessageAdded)}
+        taken = yield from self._stored(new)
         return [
             m if taken.setdefault(m.id, content_key(m)) == content_key(m) else replace(m, id=context.new_id())
             for m in new
         ]
+
+    def _stored(self, messages: Sequence[Message]) -> Flow[dict[str, str]]:
+        """Returns the contents that the session has under the ids of these messages."""
+        found = yield from StoreCall(Store.find, self._key, [f"m:{m.id}" for m in messages])
+        return {r.body.message.id: content_key(r.body.message) for r in found if isinstance(r.body, MessageAdded)}
 
     def _warn_of_overlap(self) -> None:
         warnings.warn(

@@ -10,6 +10,7 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
 from ctxfold import Window
+from ctxfold.adapters.tool_rounds import unanswered
 from ctxfold.errors import BudgetError, ConfigError
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.lru import LruCache
@@ -17,7 +18,6 @@ from ctxfold.messages import MediaPart, Message, result_as_text
 from ctxfold.validation import check_name, is_a, kind_of, name_path
 from llamaindex_ctx.memory import CtxMemory
 from llamaindex_ctx.messages import from_chat_messages
-from llamaindex_ctx.tool_rounds import unanswered
 
 STAMP = "session_id"  # where `Memory` notes whose messages it hands over
 HANDLES = 256  # of sessions, at least: they hold no messages

@@ -17,6 +17,7 @@ from llama_index.core.storage.chat_store.loading import RECOGNIZED_CHAT_STORES
 from pydantic import Field, PrivateAttr, computed_field
 
 from ctxfold._lifecycle import Closing
+from ctxfold.adapters.tool_rounds import unanswered
 from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
@@ -29,7 +30,6 @@ from llamaindex_ctx.memory_factory import source_of
 from llamaindex_ctx.messages import from_chat_messages, listed, to_chat_message, to_chat_messages, with_distinct_ids
 from llamaindex_ctx.metadata import is_section, without_marks
 from llamaindex_ctx.store_registry import Source, find_source, forget, name_of, stored_name
-from llamaindex_ctx.tool_rounds import unanswered
 
 ARCHIVED = "/archived"
 AS_PUT = "llama_index:as_put"  # what a message was before it was told in another role

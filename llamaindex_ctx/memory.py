@@ -30,6 +30,7 @@ from pydantic import (
 from ctxfold import OrphanToolResultError, Section, Window
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.sessions import check_settings
+from ctxfold.adapters.tool_rounds import finished, paired, unanswered
 from ctxfold.effects import Flow, flow_of
 from ctxfold.engine.engine import Engine
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageTooLargeError, WindowTooSmallError
@@ -71,7 +72,6 @@ from llamaindex_ctx.messages import (
 from llamaindex_ctx.metadata import is_section, is_summary
 from llamaindex_ctx.store_registry import Live, drop_live, find_live, forget, name_of, stored_name
 from llamaindex_ctx.summarizer import check_llm
-from llamaindex_ctx.tool_rounds import finished, paired, unanswered
 
 T = TypeVar("T")
 # for what a retriever adds: the share that LlamaIndex's `Memory` leaves free too, no more than recall may take, and enough for a
@@ -406,7 +406,10 @@ class CtxMemory(BaseMemory, Closing):
         await self._afeed_blocks()
 
     def _set(self, messages: Sequence[ChatMessage | str]) -> Flow[None]:
-        fresh = with_distinct_ids(self._converted(messages), self.context.new_id)
+        fresh = self._converted(messages)
+        if all(m.role == "tool" for m in fresh):  # results of no call
+            fresh = paired(fresh, self.context.new_id, stray=result_as_text)
+        fresh = with_distinct_ids(fresh, self.context.new_id)
         yield from flow_of(AgentContext.set_messages)(self.context, fresh, prompts=True, recognise=True)
         self._live.waiting = bool(unanswered(fresh))
 

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, SchemaValidator, core_schema, to_jsonable_python
 
 from ctxfold.adapters.part_order import arranged, bound, order_note
+from ctxfold.adapters.tool_rounds import paired
 from ctxfold.errors import ConfigError, MessageConflictError, MessageError, UnknownRoleError
 from ctxfold.history.cuts import made_call_id
 from ctxfold.messages import (
@@ -50,10 +51,11 @@ from llamaindex_ctx.metadata import (
     REPLY_KEY,
     Json,
     Noted,
+    calls_in_kwargs,
     mark,
     section,
+    with_call_ids,
 )
-from llamaindex_ctx.tool_rounds import calls_in_kwargs, paired, with_call_ids
 
 _LLAMAINDEX_ROLES: Final[dict[str, MessageRole]] = {role.value: role for role in MessageRole}
 _block: TypeAdapter[ContentBlock] = TypeAdapter(ContentBlock)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
+
+from ctxfold.messages import ToolCallPart
+from ctxfold.validation import as_dict, as_dicts
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items
@@ -85,3 +89,26 @@ def without_marks(message: ChatMessage, *, keep_id: bool = False) -> ChatMessage
     kwargs = {k: v for k, v in extras.items() if k not in (ID_KEY, KIND_KEY, NEWEST_KEY, PRESERVE_KEY, REPLY_KEY)}
     marks = {k: extras[k] for k in (PRESERVE_KEY, REPLY_KEY, *((ID_KEY,) if keep_id else ())) if k in extras}
     return message.model_copy(update={"additional_kwargs": Noted(kwargs, marks) if marks else kwargs})
+
+
+def calls_in_kwargs(value: Any) -> Iterable[ToolCallPart]:
+    """Returns the tool calls in `additional_kwargs`: in the shape of OpenAI, Anthropic, or LlamaIndex's own selection."""
+    for call in as_dicts(value):
+        source = as_dict(call["function"]) if isinstance(call.get("function"), dict) else call
+        name = _first(source, "name", "tool_name")
+        if isinstance(name, str):
+            arguments = _first(source, "arguments", "input", "tool_kwargs")
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+            yield ToolCallPart(str(_first(call, "id", "tool_id") or ""), name, text or "{}")
+
+
+def with_call_ids(calls: Sequence[object], ids: Sequence[str]) -> list[object]:
+    """Returns the tool calls in `additional_kwargs` under these ids; unchanged where they are not the same calls."""
+    if len(calls) != len(ids) or len(list(calls_in_kwargs(calls))) != len(ids):
+        return list(calls)
+    named = zip(cast("Sequence[dict[str, Any]]", calls), ids, strict=True)
+    return [{**call, "tool_id" if "tool_id" in call else "id": call_id} for call, call_id in named]
+
+
+def _first(source: Mapping[str, Any], *names: str) -> Any:
+    return next((source[name] for name in names if name in source), None)

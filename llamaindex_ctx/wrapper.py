@@ -38,6 +38,7 @@ from ctxfold import Section
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.model_calls import original_error, received
 from ctxfold.adapters.sessions import EngineSettings, SessionPool, check_settings
+from ctxfold.adapters.tool_rounds import answered
 from ctxfold.connect import message_counter, session_rules
 from ctxfold.effects import Flow
 from ctxfold.engine.engine import Engine
@@ -69,7 +70,6 @@ from llamaindex_ctx.metadata import ID_KEY, NEWEST_KEY, mark
 from llamaindex_ctx.reasoning import check_reasoning, returning
 from llamaindex_ctx.retrieval import as_embedder
 from llamaindex_ctx.summarizer import LlmSummarizer, check_llm, known_window, reply_limit
-from llamaindex_ctx.tool_rounds import answered
 
 # fields of the LLM that LlamaIndex reads where a prompt is filled or structured output asked for
 _COPIED_FIELDS = (

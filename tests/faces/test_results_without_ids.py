@@ -148,12 +148,8 @@ def test_l3_a_langchain_history_pairs_them(result_id: str, one_by_one: bool) -> 
             waiting = [call["id"] for call in message.tool_calls]
 
 
-@pytest.mark.parametrize("face", ["wrapper", "chat", "node", "middleware"])
-@pytest.mark.parametrize("ids", [("??", "?!"), ("", "??"), ("c1", "??")])
-def test_l3_results_under_unknown_ids_at_the_end_of_a_list_reach_the_model(face: str, ids: tuple[str, str]) -> None:
-    calls: list[Any] = [{"name": "look", "args": {}, "id": i, "type": "tool_call"} for i in ("c1", "c2")]
-    results = [ToolMessage(f"FOUND {n}", tool_call_id=i) for n, i in enumerate(ids)]
-    said = [HumanMessage("q"), AIMessage("", tool_calls=calls), *results]
+def sent_by(face: str, said: list[BaseMessage]) -> list[dict[str, Any]]:
+    """The messages of the request that a face makes of a list."""
     with ModelServer(script=lambda _: Scripted("done"), context_window=8_000) as server, ExitStack() as opened:
         model = opened.enter_context(ChatCtx(model="m", base_url=server.base_url, api_key=SecretStr("x")))
         settings: Any = {"context_window": 8_000, "store": "memory://"}
@@ -170,8 +166,78 @@ def test_l3_results_under_unknown_ids_at_the_end_of_a_list_reach_the_model(face:
                 middleware = opened.enter_context(ContextMiddleware(**settings))
                 create_agent(model, [], middleware=[middleware]).invoke({"messages": said}, config)
         (body,) = [r.body for r in server.requests]
-    told = [(m["tool_call_id"], m["content"]) for m in body["messages"] if m["role"] == "tool"]
+    messages: list[dict[str, Any]] = body["messages"]
+    return messages
+
+
+def calling(*ids: str) -> AIMessage:
+    return AIMessage("", tool_calls=[{"name": "look", "args": {}, "id": i, "type": "tool_call"} for i in ids])
+
+
+LIST_FACES = pytest.mark.parametrize("face", ["wrapper", "chat", "node", "middleware"])
+
+
+@LIST_FACES
+@pytest.mark.parametrize("ids", [("??", "?!"), ("", "??"), ("c1", "??")])
+def test_l3_results_under_unknown_ids_at_the_end_of_a_list_reach_the_model(face: str, ids: tuple[str, str]) -> None:
+    results = [ToolMessage(f"FOUND {n}", tool_call_id=i) for n, i in enumerate(ids)]
+    sent = sent_by(face, [HumanMessage("q"), calling("c1", "c2"), *results])
+    told = [(m["tool_call_id"], m["content"]) for m in sent if m["role"] == "tool"]
     assert told == [("c1", "FOUND 0"), ("c2", "FOUND 1")]
+
+
+@LIST_FACES
+@pytest.mark.parametrize(
+    "before",
+    [[], [HumanMessage("q"), AIMessage("hm")], [HumanMessage("q"), calling("late"), AIMessage("hm")]],
+    ids=["alone", "of no call", "late"],
+)
+def test_l3_results_of_no_call_at_the_end_of_a_list_are_asked_as_text(face: str, before: list[BaseMessage]) -> None:
+    """Services refuse such a result, and a list that ends with an answer asks nothing."""
+    sent = sent_by(face, [*before, ToolMessage("FOUND", tool_call_id="late", name="look")])
+    assert [m["role"] for m in sent] == (["user", "assistant", "user"] if before else ["user"])
+    assert "FOUND" in str(sent[-1]["content"])
+
+
+OUT = "Result of a tool call:\n"
+NOTE = "(no result: the run ended before this call returned)"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["q", "=x", "done"], ["q", f"{OUT}=x", "done"]),
+        (["=x", "done"], [f"{OUT}=x", "done"]),
+        (["=x"], [f"{OUT}=x"]),
+        (["q", "a b", "=a", "done"], ["q", "a b", "=a", NOTE, "done"]),
+        (["q", "a", "done"], ["q", "a", NOTE, "done"]),
+        (["q", "a", "?", "=a", "done"], ["q", "a", "=a", "?", "done"]),
+        (["q", "a", "hm", "=a", "done"], ["q", "a", "=a", "hm", "done"]),
+        (["q", "a", "=a", "=a again", "done"], ["q", "a", "=a", f"{OUT}=a again", "done"]),
+        (["q", "a", "=a", "?", "=a again", "done"], ["q", "a", "=a", "?", f"{OUT}=a again", "done"]),
+    ],
+)
+def test_l3_a_langchain_history_keeps_every_result(given: list[str], shown: list[str]) -> None:
+    """One of no call that came with other messages was left out, and so was a round with an unanswered call."""
+
+    def message(text: str) -> BaseMessage:
+        if text.startswith("="):
+            return ToolMessage(text, tool_call_id=text[1:].split()[0])
+        calls = [i for i in text.split() if len(i) == 1 and i in "ab"]
+        return calling(*calls) if calls else AIMessage(text) if text in ("hm", "done") else HumanMessage(text)
+
+    with CtxChatMessageHistory("s", context_window=8_000) as history:
+        history.add_messages([message(text) for text in given])
+        told = [" ".join(c["id"] for c in getattr(m, "tool_calls", ())) or m.content for m in history.messages]
+        assert told == shown
+        history.add_messages(history.messages)
+        assert len(history.messages) == len(shown), "what is there already is not stored twice"
+
+
+def test_l3_a_memory_may_be_set_to_a_result_alone() -> None:
+    with CtxMemory.from_defaults("s", context_window=8_000) as memory:
+        memory.set([named_by_tool("gone", "FOUND IT")])
+        assert [(m.role.value, m.content) for m in memory.get()] == [("user", f"{OUT}FOUND IT")]
 
 
 def test_l3_a_list_of_a_graph_reads_each_message_as_the_whole_list_does() -> None:

@@ -22,9 +22,9 @@ from llama_index.core.workflow.errors import WorkflowRuntimeError
 from pydantic import BaseModel
 from workflows.context.serializers import PickleSerializer
 
+from ctxfold.adapters.tool_rounds import NO_RESULT
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxMemory
-from llamaindex_ctx.tool_rounds import NO_RESULT
 from tests.llamaindex.loopback_llm import Made
 from tests.llamaindex.scripted_agents import Script, add, legal, roles, selecting
 from tests.llamaindex.talk import FACT, QUESTION, bot, user

@@ -26,9 +26,9 @@ from pydantic import PrivateAttr
 from ctxfold import BackendError, ContextBackend, HistoryCompacted, MessageTooLargeError, Request
 from ctxfold import system as system_message
 from ctxfold import user as user_message
+from ctxfold.adapters.tool_rounds import NO_RESULT
 from ctxfold.testing import ModelServer, Scripted
 from llamaindex_ctx import CtxLLM, CtxMemory, LlmSummarizer, with_context
-from llamaindex_ctx.tool_rounds import NO_RESULT
 
 
 def user(text: str) -> ChatMessage:

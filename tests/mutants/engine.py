@@ -629,10 +629,22 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_memory_beside_llm.py::test_a_result_that_comes_after_its_note_was_answered_is_passed_over",
         ),
         (
+            "results_of_no_call_that_end_a_list_are_left_out",
+            "            legal = (*legal, *asked)\n",
+            "            pass\n",
+            "faces/test_results_without_ids.py",
+        ),
+        (
+            "a_result_that_a_note_has_replaced_is_told_as_text",
+            "if asked and not _has_results(open_session, open_turn, messages[-len(asked) :]):",
+            "if asked:",
+            "llamaindex/test_memory_beside_llm.py",
+        ),
+        (
             "a_result_in_place_of_a_note_is_refused",
-            "not may_be_empty and not (before_request and _has_results(",
-            "not may_be_empty and not (False and _has_results(",
-            "llamaindex/test_memory_beside_llm.py::test_a_result_that_comes_after_its_note_was_answered_is_passed_over",
+            "not may_be_empty and not (before_request and asked)",
+            "not may_be_empty and not (False and asked)",
+            "llamaindex/test_memory_beside_llm.py",
         ),
         (
             "a_later_step_of_a_call_reads_the_log_again",

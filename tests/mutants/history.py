@@ -357,15 +357,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "history/cuts.py",
         (
             "what_a_tool_adds_stays_in_front_of_the_other_results",
-            "    messages = _with_results_together(messages, waiting or ())\n",
+            "    messages = with_results_together(messages, waiting or ())\n",
             "",
             "langchain/test_added_messages.py",
         ),
         (
-            "a_late_result_is_moved_once",
-            "            for call_id in results.elements():\n                take_one(unanswered, call_id)\n",
-            "            unanswered.clear()\n",
-            "langchain/test_added_messages.py",
+            "a_second_result_of_a_call_is_moved_too",
+            "unanswered.pop(message.tool_results[0].call_id, rounds[-1])",
+            "unanswered.get(message.tool_results[0].call_id, rounds[-1])",
+            "faces/test_results_without_ids.py",
         ),
         (
             "some_results_of_a_round_are_enough",

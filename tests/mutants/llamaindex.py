@@ -108,7 +108,16 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../llamaindex_ctx/tool_rounds.py",
+        "../../llamaindex_ctx/metadata.py",
+        (
+            "calls_in_kwargs_have_one_shape",
+            'name = _first(source, "name", "tool_name")',
+            'name = _first(source, "name")',
+            "llamaindex/test_call_ids.py::test_calls_and_results_come_back_under_the_same_ids",
+        ),
+    ),
+    *of(
+        "adapters/tool_rounds.py",
         (
             "a_trimmed_list_is_refused_for_its_first_result",
             'if any(m.role != "tool" for m in messages) else None',
@@ -120,12 +129,6 @@ MUTANTS: tuple[Mutant, ...] = (
             'if content_key(message) not in {content_key(m) for m in pairs if m.role == "tool"}:',
             "if True:",
             "llamaindex/test_memory_beside_llm.py::test_a_result_that_comes_twice_is_kept_once",
-        ),
-        (
-            "calls_in_kwargs_have_one_shape",
-            'name = _first(source, "name", "tool_name")',
-            'name = _first(source, "name")',
-            "llamaindex/test_call_ids.py::test_calls_and_results_come_back_under_the_same_ids",
         ),
     ),
     *of(

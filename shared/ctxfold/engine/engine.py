@@ -19,6 +19,7 @@ from ctxfold.engine.request import NO_OPTIONS, Options
 from ctxfold.errors import CtxError, EmptyMessagesError, MessageConflictError, SessionNotFoundError, WindowTooSmallError
 from ctxfold.events import Appended, MessagesLeftOut, Subscribers, TurnEnded
 from ctxfold.history.cuts import (
+    asked_results,
     check_sequence,
     open_calls,
     waiting_calls,
@@ -314,15 +315,19 @@ class Engine:
     ) -> Sequence[Message]:
         """Returns the messages without incomplete tool rounds, after the open turn that they answer or else after `turn_id`.
 
-        An event names the messages left out. When that would be all, all are returned, to be refused later, unless the rest
-        `may_be_empty`. With `before_request` the model is asked now: calls at the very end were left by a run that failed, and are
-        left out. So are results of calls that another request has noted as unanswered.
+        Results of no call that end the list become text, unless the session has others of these calls. An event names the
+        messages left out. When that would be all, all are returned, to be refused later, unless the rest `may_be_empty`. With
+        `before_request` the model is asked now: calls at the very end were left by a run that failed, and are left out. So are
+        results of calls that another request has noted as unanswered.
         """
         turns = open_session.open_turns()
         answered = {r.call_id for m in takewhile(lambda m: m.role == "tool", messages) for r in m.tool_results}
         open_turn = next((t for t in reversed(list(turns)) if answered & open_calls(turns[t]).keys()), turn_id)
         legal = whole_rounds(messages, waiting=open_calls(turns.get(open_turn or "", ())))
-        if not legal and not may_be_empty and not (before_request and _has_results(open_session, open_turn, messages)):
+        asked = asked_results(messages, legal)
+        if asked and not _has_results(open_session, open_turn, messages[-len(asked) :]):
+            legal = (*legal, *asked)
+        if not legal and not may_be_empty and not (before_request and asked):
             return messages
         if before_request and legal and legal[-1].tool_calls and (legal[1:] or open_turn in turns):
             legal = legal[:-1]

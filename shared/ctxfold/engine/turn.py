@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from ctxfold.compaction.compact import gauge, idle_time
 from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
@@ -58,6 +58,7 @@ from ctxfold.session_state import (
 from ctxfold.stream import Fold, played
 from ctxfold.telemetry import record_window
 
+T = TypeVar("T")
 ROUNDS_PART = 4  # of the budget, that the rounds after a question keep beside passages
 
 
@@ -119,22 +120,17 @@ def ask(engine: Engine, turn_input: TurnInput) -> Flow[tuple[Reply, str | None]]
     A question that was stored together with its reply already, but whose caller never heard so, gets that reply again.
     """
     options = turn_input.options
-    attempt = yield from _open(engine, turn_input)
-    try:
+
+    def asked(attempt: TurnAttempt) -> Flow[tuple[Reply, str | None]]:
         stored = yield from _ingest(engine, attempt, turn_input)
         if stored is None:
             answer: Reply = yield from _send_with_recovery(engine, attempt, options, Complete)
             reply = yield from _commit(engine, attempt, options, answer)
         else:
             reply = yield from _repeat_reply(engine, attempt, options, stored)
-    except GeneratorExit:
-        raise
-    except BaseException:
-        yield from _roll_back(engine, attempt)
-        raise
-    finally:
-        attempt.leave()
-    return reply, attempt.open_session.turn_ending_with(reply.message.id)
+        return reply, attempt.open_session.turn_ending_with(reply.message.id)
+
+    return (yield from _attempted(engine, turn_input, asked))
 
 
 def request_for(engine: Engine, turn_input: TurnInput) -> Flow[Request]:
@@ -142,11 +138,20 @@ def request_for(engine: Engine, turn_input: TurnInput) -> Flow[Request]:
 
     What the list has of finished turns joins the conversation, the rest stays in an open turn.
     """
-    attempt = yield from _open(engine, turn_input)
-    try:
+
+    def requested(attempt: TurnAttempt) -> Flow[Request]:
         yield from _ingest_finished_turns(engine, attempt, turn_input)
         yield from _ingest(engine, attempt, turn_input)
-        request = yield from _next_request(engine, attempt, turn_input.options)
+        return (yield from _next_request(engine, attempt, turn_input.options))
+
+    return (yield from _attempted(engine, turn_input, requested))
+
+
+def _attempted(engine: Engine, turn_input: TurnInput, work: Callable[[TurnAttempt], Flow[T]]) -> Flow[T]:
+    """Returns the result of work in a turn, which is taken back when it fails."""
+    attempt = yield from _open(engine, turn_input)
+    try:
+        return (yield from work(attempt))
     except GeneratorExit:
         raise
     except BaseException:
@@ -154,7 +159,6 @@ def request_for(engine: Engine, turn_input: TurnInput) -> Flow[Request]:
         raise
     finally:
         attempt.leave()
-    return request
 
 
 def open_reply(engine: Engine, turn_input: TurnInput) -> Flow[OpenReply]:
@@ -300,9 +304,7 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
         reconcile, given_ids=turn_input.given_ids, whole=turn_input.whole, from_window=turn_input.from_window
     )
     if not turn_input.messages:
-        raise EmptyMessagesError(
-            "nothing is asked: the list has only results of calls that it does not have; add the calls"
-        )
+        raise EmptyMessagesError("no message to send: give at least one")
     new = compare(open_session, turn_input.messages)
     attempt.shown = new.shown
     asked = turn_input.messages[-1]

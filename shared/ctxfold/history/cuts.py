@@ -11,7 +11,15 @@ from ctxfold.errors import OrphanToolResultError
 from ctxfold.history.sections import lasting_sections
 from ctxfold.history.view import Entry
 from ctxfold.lru import lazy_pattern
-from ctxfold.messages import Message, ToolCallPart, ToolResultPart, is_prompt, is_question, without_calls
+from ctxfold.messages import (
+    Message,
+    ToolCallPart,
+    ToolResultPart,
+    is_prompt,
+    is_question,
+    result_as_text,
+    without_calls,
+)
 
 _MADE = lazy_pattern(r"call_.+_\d+")
 
@@ -206,15 +214,14 @@ def check_sequence(messages: Sequence[Message], *, waiting: Collection[str] = ()
 def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None = None) -> tuple[Message, ...]:
     """Returns the messages of a list that somebody else keeps as a legal conversation.
 
-    Results that stand behind other messages come right behind their round, as services demand, and these messages after them: a
-    tool may add messages beside its result while other calls of its round are running.
+    Results come right behind their round, as services demand.
 
     Left out are results whose call is not in the list, second results of one call, and calls that the conversation went on
     from before they were answered: the whole round, or a malformed call alone. `waiting` are the calls that are open before
     the list, whose results are left out unless they answer all of them or end the list; None keeps the results at its beginning,
     whatever they answer. The last round may still wait.
     """
-    messages = _with_results_together(messages, waiting or ())
+    messages = with_results_together(messages, waiting or ())
     starts = [*(i for i, m in enumerate(messages) if m.role != "tool" and m.visibility != "user"), len(messages)]
     first = messages[: starts[0]]
     legal = [*first] if waiting is None else _answers(first, waiting)
@@ -236,25 +243,33 @@ def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None
     return tuple(legal)
 
 
-def _with_results_together(messages: Sequence[Message], waiting: Collection[str]) -> list[Message]:
-    """Returns the messages with each result in front of what stands between it and its round, up to the next assistant message."""
-    ordered, between = list[Message](), list[Message]()
-    unanswered = Counter(waiting)
+def asked_results(messages: Sequence[Message], legal: Sequence[Message]) -> list[Message]:
+    """Returns results of no call that end a list, as text: they are what is asked. `legal` are its `whole_rounds`."""
+    kept = {m.id for m in legal}
+    ending = [*takewhile(lambda m: m.role == "tool", reversed(messages))]
+    waits = bool(legal and legal[-1].tool_calls) or any(m.id in kept for m in ending)
+    return [] if waits else [result_as_text(m) for m in reversed(ending)]
+
+
+def with_results_together(
+    messages: Sequence[Message], waiting: Collection[str] = (), *, across: bool = False
+) -> list[Message]:
+    """Returns the messages with each result behind the message that called; those of the calls `waiting` come first.
+
+    A tool may add a message while other calls of its round are running. With `across`, also results behind another reply: an
+    agent that goes on after a cancellation asks twice at once, so that its rounds come interleaved.
+    """
+    rounds: list[list[Message]] = [[]]
+    unanswered = dict.fromkeys(waiting, rounds[0])
     for message in messages:
-        results = Counter(r.call_id for r in message.tool_results)
-        if message.role == "assistant" and message.visibility != "user":
-            ordered += [*between, message]
-            between.clear()
-            unanswered = Counter(c.id for c in message.tool_calls)
-        elif any(call_id in unanswered for call_id in results):
-            ordered.append(message)
-            for call_id in results.elements():
-                take_one(unanswered, call_id)
-        elif between or (unanswered and message.visibility != "user"):
-            between.append(message)
+        if message.role != "tool":
+            rounds.append([message])
+            if message.role == "assistant" and message.visibility != "user":
+                kept = unanswered if across else {}
+                unanswered = {**kept, **dict.fromkeys((c.id for c in message.tool_calls), rounds[-1])}
         else:
-            ordered.append(message)
-    return ordered + between
+            unanswered.pop(message.tool_results[0].call_id, rounds[-1]).append(message)
+    return [message for each in rounds for message in each]
 
 
 def with_known_calls(

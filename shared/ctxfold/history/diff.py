@@ -12,7 +12,7 @@ from itertools import dropwhile, islice, pairwise, takewhile
 from typing import Any, Protocol, cast
 
 from ctxfold.errors import MessageConflictError
-from ctxfold.history.cuts import whole_rounds
+from ctxfold.history.cuts import asked_results, whole_rounds
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, TextPart, content_key, is_final, is_question
 from ctxfold.validation import is_a
@@ -431,9 +431,10 @@ def split_settled(
     if continues_known:
         first = incoming[0]  # where it is a result itself, others of its round may follow
         waiting = None if first.role == "tool" else [c.id for c in first.tool_calls]
-        incoming = [first, *whole_rounds(incoming[1:], waiting=waiting)]
+        legal = [first, *whole_rounds(incoming[1:], waiting=waiting)]
     else:
-        incoming = [*whole_rounds(incoming, waiting=())]
+        legal = [*whole_rounds(incoming, waiting=())]
+    incoming = legal + asked_results(incoming, legal)
     finished = finished_count(incoming)
     settled = incoming[1 if continues_known else 0 : finished]
     return tuple(settled) if finished < len(incoming) else (), tuple(incoming)

@@ -139,7 +139,7 @@ class SessionHandle(FlowMethods, Closing):
         `visibility` "user" hides them from the model: they are neither counted nor sent. "model" hides them from
         `messages(audience="user")`. `known_ids` False says that all ids are new, which saves a search for them in the store.
         `skip_orphans` leaves out tool results without their call and calls that were never answered, in place of raising
-        OrphanToolResultError; the event MessagesLeftOut names them.
+        OrphanToolResultError; the event MessagesLeftOut names them. Such results at the end become text.
         """
         checked = self._messages(messages)
         add = partial(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
 
 from ctxfold.history.alternation import says_something
-from ctxfold.history.cuts import waiting_calls, with_known_calls
+from ctxfold.history.cuts import waiting_calls, with_known_calls, with_results_together
 from ctxfold.messages import Message, ToolCallPart, content_key, result_as_text, tool_result
-from ctxfold.validation import as_dict, as_dicts
 
 NO_RESULT = "(no result: the run ended before this call returned)"
 
@@ -38,7 +35,7 @@ def paired(
     round_start = 0
     instead = stray or (result_as_text if any(m.role != "tool" for m in messages) else None)
     messages = with_known_calls(messages, waiting)
-    for message in _gathered(messages) if stray is None else messages:
+    for message in with_results_together(messages, across=True) if stray is None else messages:
         if message.role == "tool":
             call = next((c for c in open_calls if c.id == message.tool_results[0].call_id), None)
             if call is not None:
@@ -50,10 +47,10 @@ def paired(
                 if content_key(message) not in {content_key(m) for m in pairs if m.role == "tool"}:
                     late.append(instead(message))
             else:
-                pairs += [*_no_results(open_calls, new_id, caller_id), instead(message)]
+                pairs += [*no_results(open_calls, new_id, caller_id), instead(message)]
                 open_calls = []
         else:
-            pairs += [*_no_results(open_calls, new_id, caller_id), *late]
+            pairs += [*no_results(open_calls, new_id, caller_id), *late]
             late, open_calls, round_start, caller_id = [], list(message.tool_calls), len(pairs), message.id
             pairs.append(message)
         if not open_calls:
@@ -63,35 +60,13 @@ def paired(
     return pairs
 
 
-def _gathered(messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages with each result behind the message that called, where other replies and results stand between.
-
-    An agent that goes on after a cancellation asks twice at once, and its rounds come interleaved.
-    """
-    if not any(m.role == "tool" for m in messages):
-        return [*messages]
-    rounds: list[list[Message]] = []
-    waiting: dict[str, list[Message]] = {}
-    for message in messages:
-        if message.role != "tool":
-            rounds.append([message])
-            waiting = {} if message.role != "assistant" else waiting
-            waiting |= {c.id: rounds[-1] for c in message.tool_calls}
-        elif own := waiting.pop(message.tool_results[0].call_id, None):
-            own.append(message)
-        else:
-            rounds = rounds or [[]]
-            rounds[-1].append(message)
-    return [message for each in rounds for message in each]
-
-
 def answered(messages: Sequence[Message], new_id: Callable[[], str]) -> list[Message]:
     """Returns the messages with a note for each call of the last round that still waits: its run was cancelled."""
     caller_id = next((m.id for m in reversed(messages) if m.role != "tool"), "")
-    return [*messages, *_no_results(unanswered(messages), new_id, caller_id)]
+    return [*messages, *no_results(unanswered(messages), new_id, caller_id)]
 
 
-def _no_results(calls: Iterable[ToolCallPart], new_id: Callable[[], str], caller_id: str) -> list[Message]:
+def no_results(calls: Iterable[ToolCallPart], new_id: Callable[[], str], caller_id: str) -> list[Message]:
     """Returns a note for each call; those of a message with an id are the same each time that a list lacks the results."""
     return [_no_result(call, f"{caller_id}/{call.id}" if caller_id else new_id()) for call in calls]
 
@@ -112,26 +87,3 @@ def finished(messages: Sequence[Message]) -> Sequence[Message]:
         return messages
     last = max(i for i, m in enumerate(messages) if m.role != "tool")
     return messages[:last]
-
-
-def calls_in_kwargs(value: Any) -> Iterable[ToolCallPart]:
-    """Returns the tool calls in `additional_kwargs`: in the shape of OpenAI, Anthropic, or LlamaIndex's own selection."""
-    for call in as_dicts(value):
-        source = as_dict(call["function"]) if isinstance(call.get("function"), dict) else call
-        name = _first(source, "name", "tool_name")
-        if isinstance(name, str):
-            arguments = _first(source, "arguments", "input", "tool_kwargs")
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-            yield ToolCallPart(str(_first(call, "id", "tool_id") or ""), name, text or "{}")
-
-
-def with_call_ids(calls: Sequence[object], ids: Sequence[str]) -> list[object]:
-    """Returns the tool calls in `additional_kwargs` under these ids; unchanged where they are not the same calls."""
-    if len(calls) != len(ids) or len(list(calls_in_kwargs(calls))) != len(ids):
-        return list(calls)
-    named = zip(cast("Sequence[dict[str, Any]]", calls), ids, strict=True)
-    return [{**call, "tool_id" if "tool_id" in call else "id": call_id} for call, call_id in named]
-
-
-def _first(source: Mapping[str, Any], *names: str) -> Any:
-    return next((source[name] for name in names if name in source), None)
