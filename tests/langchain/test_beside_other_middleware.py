@@ -266,6 +266,20 @@ async def test_an_edit_of_a_first_question_whose_answer_no_checkpoint_has(saver:
         on.close()
 
 
+def test_an_edit_before_a_message_that_is_known_counts_too() -> None:
+    """Two messages begin a thread, and the first of them is edited before any checkpoint has the answer."""
+    with ModelServer(model="m", script=Desk(), strict="openai") as server:
+        on = Running(server, InMemorySaver())
+        begun = [HumanMessage("Old.", id="q"), HumanMessage("More.", id="r")]
+        parts = on.agent.stream({"messages": begun}, T, stream_mode=["values", "messages"])
+        next(mode for mode, _ in parts if mode == "messages")
+        parts.close()
+        on.agent.update_state(T, {"messages": [HumanMessage("New.", id="q")]})
+        on.agent.invoke(None, T)
+        assert words(server) == ["New.", "More."]
+        on.close()
+
+
 @pytest.mark.parametrize("prompt", ["in front of the list", "of the agent"])
 def test_a_system_prompt_that_is_gone_is_not_sent(prompt: str) -> None:
     listed = prompt == "in front of the list"

@@ -274,3 +274,16 @@ async def test_a_summary_has_no_limit_that_thinking_would_use_up() -> None:
                 assert ctx.usage().compactions > 0
                 assert "Ann keeps bees." in ctx.view().compressed[0].message.text
         assert all("max_tokens" not in request.body for request in server.requests)
+
+
+def test_what_a_service_of_ours_does_is_known_but_for_a_summary_that_no_message_can_hold() -> None:
+    llm = CtxLLM(model="gpt-5.2", provider="openai", wire="openai_responses", api_key="k")
+    own, found = llm.backend.capabilities, LlamaIndexBackend(llm).capabilities
+    assert own.compacts_from is not None
+    assert (found.provider, found.compacts_from) == ("openai", None)
+    assert found.of_model is not None
+    assert found.of_model("another").compacts_from is None
+    short = Request([user("Sum up.", id="u")], thinking=False, max_tokens=50)
+    assert own.sparing is not None
+    assert found.sparing is not None
+    assert found.sparing(short) == own.sparing(short)

@@ -491,15 +491,20 @@ async def test_a_run_goes_on_from_the_summary_of_a_memory(way: str) -> None:
         memory = CtxMemory.from_defaults(token_limit=3_000)
         llm = with_context(inner, recall_ratio=0.0)
         compacted_again: list[str] = []
+        transcripts: list[str] = []
         for n in range(40):
             memory.put(f"Locker {n} has the code {n * 1117}. " + words("Please", 60))
             window = memory.get()
             server.clear_requests()
             (*_, response) = await ask(llm, way, window)
             memory.put(response.message)
+            sent = [str(message["content"]) for request in server.requests for message in request.body["messages"]]
+            transcripts += [text for text in sent if "<transcript>" in text]
             begins = {str(request.body["messages"][0]["content"]) for request in server.requests} - {window[0].content}
             compacted_again += [text for text in begins if text.startswith("[Summary of prior conversation]")]
         assert compacted_again
+        assert transcripts
+        assert not [t for t in transcripts if '<message role="user">\n[Summary of prior conversation]' in t]
         lines = [line for text in compacted_again for line in text.splitlines() if line.startswith("- ")]
         assert lines
         assert all(line.startswith("- user: Locker ") for line in lines)

@@ -767,7 +767,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "an_edited_first_question_is_no_older_state",
             "if not all(is_same(entry, message) for entry, message in compared):",
             "if False:",
-            "langchain/test_beside_other_middleware.py::test_an_edit_of_a_first_question_whose_answer_no_checkpoint_has",
+            "langchain/test_beside_other_middleware.py::test_an_edit_before_a_message_that_is_known_counts_too",
         ),
         (
             "what_a_failed_request_stored_is_not_compared",

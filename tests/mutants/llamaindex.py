@@ -23,7 +23,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "the_service_behind_an_llm_is_not_known",
             "if not _is_ours(self.llm):\n            return",
             "if True:\n            return",
-            "faces/test_bound_thoughts.py::test_an_agent_goes_on_after_compactions",
+            "llamaindex/test_backend.py::test_what_a_service_of_ours_does_is_known_but_for_a_summary_that_no_message_can_hold",
         ),
         (
             "thinking_uses_up_a_summary",
