@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import count
+from json.encoder import encode_basestring_ascii
 from operator import add, sub
 from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
@@ -314,18 +315,18 @@ def content_key(message: Message) -> str:
 
     Names, reasoning and the boundaries of text parts are left out, because frameworks add, drop and move them.
     """
-    visible: list[Any] = [message.role, message.text]
+    visible = [encode_basestring_ascii(message.role), encode_basestring_ascii(message.text)]
     for part in message.parts:
         match part:
             case ToolCallPart():
-                visible.append(["c", part.id, part.name, _canonical_json(part.arguments)])
+                visible.append(json.dumps(["c", part.id, part.name, _canonical_json(part.arguments)]))
             case ToolResultPart():
-                visible.append(["r", part.call_id])
+                visible.append(json.dumps(["r", part.call_id]))
             case MediaPart():
-                visible.append(["m", part.kind, part.data])
+                visible.append(json.dumps(["m", part.kind, part.data]))
             case TextPart() | ReasoningPart() | Opaque():
                 continue
-    return hashlib.sha256(json.dumps(visible, ensure_ascii=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(f"[{', '.join(visible)}]".encode()).hexdigest()[:32]
 
 
 def _canonical_json(text: str) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
-from ctxfold.compaction.extract import ARCHIVED_NOTE, Sentence, Source, extract, message_of
+from ctxfold.compaction.extract import ARCHIVED_NOTE, Sentence, Source, extract
 from ctxfold.compaction.live_prefix import LivePrefix
 from ctxfold.compaction.plan import Writer
 from ctxfold.compaction.selection import summary_limit
@@ -45,7 +45,6 @@ MIN_ROOM_TOKENS = 256
 RECALLED_SHARE, MIN_EXTRACT_TOKENS = 1 / 3, 160
 AT_ONCE = 4  # concurrent calls, which most rate limits allow
 MODEL_LEVELS = (("model", True), ("model, tool outputs left out", False))
-_R = TypeVar("_R")
 Progress: TypeAlias = "Callable[[int, int], None]"  # is called with the calls done, and those needed so far
 _REFERENCE = lazy_pattern(r"(?<!\s)\s*+\(#(\d{1,18})\)\s*+$")
 
@@ -97,6 +96,7 @@ class _Task:
     limit: int = 0
     source_tokens: int = 0
     previous: str = ""
+    chars: int = 0
     found: tuple[Sentence, ...] = ()
     lead: Entry | None = None
     most_tokens: int | None = None
@@ -162,7 +162,8 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
         entries, rules, counter, window_tokens, calls_left, limit, source_tokens, _previous(messages), lead=lead
     )
     task.progress, task.most_tokens = progress, most_tokens
-    task.found = yield from _off_loop(partial(extract, entries), entries)
+    task.chars = sum(len(e.message.text) for e in entries)  # long spans are gone through in a worker thread
+    task.found = yield from off_loop(partial(extract, entries), task.chars)
     if text is not None:
         verification = yield from _verify(task, text)
         return _counted(task, text, "given", verification, 0, len(verification.missing))
@@ -208,7 +209,7 @@ def as_message(summary: Summary, *, message_id: str, role: str = "user") -> Mess
 def _by_model(task: _Task, fallback_level: str, window_tokens: int, *, bodies: bool) -> Flow[Summary]:
     share, room = _shares(task, window_tokens)
     previous = task.previous
-    blocks = yield from _off_loop(partial(transcript, task.transcript, bodies=bodies), task.entries)
+    blocks = yield from off_loop(partial(transcript, task.transcript, bodies=bodies), task.chars)
     if previous and task.counter.count_text(previous) > room // 3:
         blocks, previous = [*transcript([user(previous, id="previous")]), *blocks], ""
     return (yield from _verified(task, (yield from _reduced(task, blocks, previous, share, room)), fallback_level))
@@ -234,11 +235,11 @@ def _verified(task: _Task, answer: str, fallback_level: str) -> Flow[Summary]:
     """Returns the summary that a model's answer makes; SummarizationFailedError where it is none of the span."""
     text = own_words(answer)
     verification = yield from _verify(task, text)
-    reason = yield from _off_loop(partial(looks_wrong, text, task.sources, verification), task.entries)
+    reason = yield from off_loop(partial(looks_wrong, text, task.sources, verification), task.chars)
     if reason is not None:
         raise SummarizationFailedError(reason)
     said = tuple(s for s in task.found if s.message_id not in task.tool_ids)  # what a tool says corrects nobody
-    repair = yield from _off_loop(partial(repaired, text, said, verification.invented), task.entries)
+    repair = yield from off_loop(partial(repaired, text, said, verification.invented), task.chars)
     if (
         reason := too_much_invented(repair.struck if repair.text else verification.invented, verification.checked)
     ) is not None:
@@ -247,7 +248,7 @@ def _verified(task: _Task, answer: str, fallback_level: str) -> Flow[Summary]:
         task.found = tuple(s._replace(worth=s.worth * CHOSEN) if s in repair.better else s for s in task.found)
         invented = verification.invented
         verification = replace((yield from _verify(task, repair.text)), invented=invented)
-    return (yield from _off_loop(partial(_finished, task, repair.text, fallback_level, verification), task.entries))
+    return (yield from off_loop(partial(_finished, task, repair.text, fallback_level, verification), task.chars))
 
 
 def own_words(text: str) -> str:
@@ -323,7 +324,7 @@ def _answer(task: _Task, request: Request) -> Flow[str]:
 
 
 def _verify(task: _Task, text: str) -> Flow[Verification]:
-    return (yield from _off_loop(partial(check, text, task.sources, found=task.found), task.entries))
+    return (yield from off_loop(partial(check, text, task.sources, found=task.found), task.chars))
 
 
 # without a model
@@ -334,7 +335,7 @@ def _extractive(task: _Task) -> Flow[Summary]:
     if task.rules.recall_share_tokens:
         task.limit = min(task.limit, max(MIN_EXTRACT_TOKENS, int(task.limit * RECALLED_SHARE)))
     while True:
-        summary = yield from _off_loop(partial(_finished, task, "", "extractive", verification), task.entries)
+        summary = yield from off_loop(partial(_finished, task, "", "extractive", verification), task.chars)
         if summary.text in (HEADING, ""):
             raise SummarizationFailedError("no sentence fits the limit" if task.found else "nothing to keep")
         if task.most_tokens is None or (excess := task.counter.count_text(summary.text) - task.most_tokens) <= 0:
@@ -435,8 +436,3 @@ def _previous(covered: Sequence[Entry]) -> str:
     """Returns the text of earlier summaries, without headings and references."""
     lines = [line for e in covered if e.message.kind == "summary" for line in e.message.text.splitlines()]
     return "\n".join(_REFERENCE.sub("", line) for line in lines if line != HEADING)
-
-
-def _off_loop(function: partial[_R], entries: Sequence[Entry]) -> Flow[_R]:
-    """Returns the function's result; on an event loop, long spans are processed in a worker thread."""
-    return (yield from off_loop(function, sum(len(message_of(e)[0].text) for e in entries)))

@@ -491,6 +491,7 @@ class Engine:
         turn_by_id = {m.id: open_turn for m in for_model}
         after = Sizing(view, open_session.overhead_tokens)
         measure = partial(sized, new_messages, rules=stage.rules, counter=self.ports.counter, after=after)
+        chars = sum(searchable_chars(m) for m in new_messages if m.role == "tool")  # others are never excerpts
         drafts += [
             draft(
                 self.ports,
@@ -499,7 +500,7 @@ class Engine:
                 record_id=record_ids[m.id],
                 provisional=hold_in is not None,  # the turn's reply, or what undoes the turn, is written next
             )
-            for m, shown in (yield from off_loop(measure, sum(map(searchable_chars, new_messages))))
+            for m, shown in (yield from off_loop(measure, chars))
         ]
         if open_turn is None or pending or hold_in is not None or not for_model:
             return open_turn, drafts

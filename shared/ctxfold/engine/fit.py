@@ -115,8 +115,7 @@ class WindowFitter:
             stage = yield from self._fitted(
                 open_session, stage, overhead_tokens, reply_tokens=reply_tokens, may_compact=may_compact
             )
-        to_answer = new_question or newest_question(stage.view)
-        if recall and to_answer is not None:
+        if recall and (to_answer := new_question or newest_question(stage.view)) is not None:
             other_tokens = overhead_tokens + (0 if texts else FRAME_TOKENS)
             reserved_tokens = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
             room_tokens = rules.budget_tokens - stage.view.tokens - other_tokens
@@ -389,12 +388,12 @@ class WindowFitter:
         and not within a round where the provider would no longer accept the turn's reasoning after a break of the prefix.
         """
         rules, view = stage.rules, stage.view
-        strategy = self.strategies.get(rules.strategy) or BUILT_IN.get(rules.strategy)
-        if rules.trigger is not None or not isinstance(strategy, Tiered) or not strategy.shortens_arguments:
-            return False
         least, pause = ARGUMENT_RATIO * rules.budget_tokens, open_session.argument_pause
         paused = pause is not None and pause.epoch == view.epoch and view.tokens < pause.until_tokens
-        if view.tokens < least or paused or open_session.provider_compacts:
+        if view.tokens < least or paused or open_session.provider_compacts or rules.trigger is not None:
+            return False
+        strategy = self.strategies.get(rules.strategy) or BUILT_IN.get(rules.strategy)
+        if not isinstance(strategy, Tiered) or not strategy.shortens_arguments:
             return False
         open_session.argument_pause = CompactionPause(view.epoch, view.tokens + ARGUMENT_STEP * least, rules)
         last = view.last()

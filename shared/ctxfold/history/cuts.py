@@ -109,7 +109,7 @@ def open_calls(entries: Sequence[Entry]) -> Counter[str]:
 
     An id counts more than once where a model has made several calls under it: each of them has a result.
     """
-    return Counter(call.id for call in waiting_calls(e.message for e in reversed(entries)))
+    return Counter([call.id for call in waiting_calls(e.message for e in reversed(entries))])
 
 
 def waiting_calls(newest_first: Iterable[Message]) -> tuple[ToolCallPart, ...]:

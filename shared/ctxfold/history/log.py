@@ -335,7 +335,8 @@ class SessionState:
         if leads:
             self.system.append(entry)
         else:
-            self.live_roles = self._live_roles() | roles_of((entry,))
+            if entry.message.role not in self._live_roles() or entry.message.kind != "message":
+                self.live_roles = self._live_roles() | roles_of((entry,))
             self.live.append(entry)
         self.tokens += entry.tokens
 
