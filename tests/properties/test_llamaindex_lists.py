@@ -16,8 +16,10 @@ from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import ChatMemoryBuffer, Memory
 from pydantic import PrivateAttr
 
+from ctxfold import MemoryStore
 from ctxfold.testing import ModelServer, Scripted
 from llamaindex_ctx import CtxChatStore, CtxLLM, CtxMemory, CtxMemoryBlock, with_context
+from tests.support.open_sessions import stored_texts
 
 SEEDS = int(os.environ.get("CTXFOLD_LISTS", "1"))
 TURNS = 200
@@ -127,23 +129,27 @@ def test_any_messages_that_are_put(seed: int, wrapped: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_list_that_replaces_the_messages(seed: int) -> None:
-    chance, llm = random.Random(seed), Checking()
-    with CtxMemory.from_defaults("s", context_window=WINDOW) as memory:
+    chance, llm, store, said = random.Random(seed), Checking(), MemoryStore(), list[str]()
+    with CtxMemory.from_defaults("s", store=store, context_window=WINDOW) as memory:
         listed: list[ChatMessage] = []
         for number in range(TURNS):
             kept = chance.choice((memory.get(), memory.get_all(), listed[-chance.randrange(1, 40) :]))
-            listed = [*kept[chance.choice((0, 0, 0, len(kept) // 2)) :], *turn(chance, number)]
+            told = turn(chance, number)
+            listed = [*kept[chance.choice((0, 0, 0, len(kept) // 2)) :], *told]
             listed.append(ChatMessage(role="user", content=f"so what of {number}?"))
             memory.set(listed)
             listed.append(llm.chat(memory.get()).message)
             memory.put(listed[-1])
+            said += [m.content for m in (*told, *listed[-2:]) if m.content]
+    kept = stored_texts(store)
+    assert [text for text in said if text not in kept] == []
 
 
 @pytest.mark.parametrize("session", [None, "s"])
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_list_that_a_wrapped_llm_is_given(seed: int, session: str | None) -> None:
-    chance = random.Random(seed)
-    wrapped = with_context(Checking(), context_window=WINDOW, session_id=session)
+    chance, store, said = random.Random(seed), MemoryStore(), list[str]()
+    wrapped = with_context(Checking(), context_window=WINDOW, session_id=session, store=store)
     listed: list[ChatMessage] = []
     for number in range(TURNS):
         listed += [*turn(chance, number), ChatMessage(role="user", content=f"so what of {number}?")]
@@ -152,6 +158,9 @@ def test_any_list_that_a_wrapped_llm_is_given(seed: int, session: str | None) ->
         if chance.random() < 0.1 and listed[at := chance.randrange(len(listed) - 1)].role == "user":
             listed[at] = ChatMessage(role="user", content="edited", additional_kwargs=listed[at].additional_kwargs)
         listed.append(wrapped.chat(listed).message)
+        said += [m.content for m in listed[-2:] if m.content]
+    kept = stored_texts(store)
+    assert session is None or [text for text in said if text not in kept] == []  # without a name nothing is kept
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctxfold import AgentContext, SessionKey
+from ctxfold import AgentContext, MemoryStore, SessionKey
+from ctxfold.history.records import MessageAdded
 from ctxfold.session_state import OpenSession
 
 
@@ -12,3 +13,10 @@ def opened(context: AgentContext, key: SessionKey | None = None) -> OpenSession:
     session = engine.known(key or own_key)
     assert session is not None, "the session is not in memory"
     return session
+
+
+def stored_texts(store: MemoryStore) -> str:
+    """The texts of all messages that any session of the default owner has stored."""
+    keys = [SessionKey("default", name) for name in store.sessions("default")]
+    bodies = [r.body for key in keys for r in store.read(key)]
+    return "\n".join(b.message.text for b in bodies if isinstance(b, MessageAdded))
