@@ -181,6 +181,8 @@ def test_without_a_session_a_larger_request_is_an_overflow() -> None:
                 lambda window: chat.invoke(text, context_window=window),
                 lambda window: list(chat.stream(text, context_window=window)),
                 lambda window: chat.invoke(text, {"configurable": {"context_window": window}}),
+                # the call's own goes before that of its config
+                lambda window: chat.invoke(text, {"configurable": {"context_window": 9_000}}, context_window=window),
                 lambda window: llm.chat(said, context_window=window),
                 lambda window: list(llm.stream_chat(said, context_window=window)),
             ):

@@ -171,10 +171,13 @@ def test_a_plain_model_sends_the_list_as_it_is(play: Any) -> None:
 
 
 def test_arguments_of_the_call_beat_the_fields(play: Any) -> None:
-    chat, server = play(Scripted("ok"), temperature=0.5, max_tokens=50)
+    chat, server = play(*[Scripted("ok")] * 2, temperature=0.5, max_tokens=50)
     chat.invoke("x", model="other", temperature=0, max_tokens=5, stop=["A"])
     body = server.requests[0].body
     assert (body["model"], body["temperature"], body["max_tokens"], body["stop"]) == ("other", 0, 5, ["A"])
+    chat.bind(max_completion_tokens=7, stop="END").invoke("x")  # the limit's newer name, and a stop that is one text
+    body = server.requests[1].body
+    assert (body["max_tokens"], "max_completion_tokens" in body, body["stop"]) == (7, False, ["END"])
 
 
 def test_tools_are_bound_in_every_form(play: Any) -> None:
@@ -350,12 +353,26 @@ def test_the_key_comes_from_the_rows_variable_and_is_hidden(monkeypatch: pytest.
         assert "sk-very-secret" not in repr(chat) + str(chat._identifying_params)
 
 
-def test_an_injected_backend_is_used_and_left_open() -> None:
-    backend = ScriptedBackend(["one", "two"])
+class Counted(ScriptedBackend):
+    """Counts how often it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+async def test_an_injected_backend_is_used_and_left_open() -> None:
+    backend = Counted(["one", "two"])
     with ChatCtx(backend=backend) as chat:
         assert chat.invoke("x").content == "one"
         assert chat.model == backend.model
-    assert ChatCtx(backend=backend).invoke("x").content == "two"
+    async with ChatCtx(backend=backend) as again:
+        assert again.invoke("x").content == "two"
+    assert backend.closed == 0
 
 
 def test_tokens_are_counted_with_our_counter() -> None:

@@ -176,12 +176,17 @@ def test_replies_and_traces_name_the_same_provider(rich: ModelServer) -> None:
 
 def test_a_plain_model_is_cached_by_all_that_changes_its_answer(rich: ModelServer) -> None:
     cache = InMemoryCache()
-    with chat_on(rich, cache=cache) as chat, chat_on(rich, cache=cache, temperature=1.0) as warmer:
+    seed = {"seed": 1}
+    with (
+        chat_on(rich, cache=cache) as chat,
+        chat_on(rich, cache=cache, temperature=1.0) as warmer,
+        chat_on(rich, cache=cache, extra_body=seed) as seeded,
+    ):
         first, again = chat.invoke("warm?"), chat.invoke("warm?")
         assert len(rich.requests) == 1
         assert (again.text, again.tool_calls) == (first.text, first.tool_calls)
         assert again.additional_kwargs["reasoning_content"] == RICH.reasoning
-        for other in (warmer, chat.bind(stop=["x"]), chat.bind_tools([weather]), chat.bind(model="other")):
+        for other in (warmer, seeded, chat.bind(stop=["x"]), chat.bind_tools([weather]), chat.bind(model="other")):
             before = len(rich.requests)
             other.invoke("warm?")
             assert len(rich.requests) == before + 1

@@ -346,6 +346,17 @@ def test_the_window_may_be_in_the_policy(echoing: ModelServer, field: dict[str, 
         assert chat.profile is not None
         assert chat.profile["max_input_tokens"] == 4_000
     assert policy == {"context_window": 4_000, "keep_last": 3}
+    with pytest.raises(ConfigError, match="names another window: give one of them"):
+        ChatCtx(model="echo", session="s", policy=policy, context_window=8_000)
+
+
+def test_a_summary_in_a_list_is_not_what_the_user_said(echoing: ModelServer) -> None:
+    """A history hands out its own summaries, and a session has others."""
+    summary = HumanMessage("So far: fillers.", additional_kwargs={"ctxfold": {"kind": "summary"}})
+    with made(echoing, session="s", context_window=8_000) as chat:
+        chat.invoke([summary, HumanMessage("one")])
+        assert [m["content"] for m in echoing.requests[-1].body["messages"]] == ["one"]
+        assert [m.text for m in chat.context().messages() if m.role == "user"] == ["one"]
 
 
 def test_an_overflow_with_compaction_off_is_theirs_too(echoing: ModelServer) -> None:
