@@ -59,18 +59,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "langchain/test_mistakes.py::test_settings",
         ),
         (
-            "a_thread_gives_way_to_a_session_id",
-            '        if "thread_id" in configurable:\n            return configurable["thread_id"]\n',
-            "",
-            "faces/test_owner_names.py::test_no_call_takes_what_names_no_owner_or_session",
-        ),
-        (
-            "a_run_without_its_owner_goes_on",
-            "            if configurable.get(self.owner_key) is None:",
-            "            if False:",
-            "langchain/test_client_names.py::test_h1_an_owner_is_read_under_the_programs_key_alone",
-        ),
-        (
             "a_name_from_the_run_is_believed",
             "        if name is not None and configurable.get(key) == name:",
             "        if False:",
@@ -201,12 +189,6 @@ MUTANTS: tuple[Mutant, ...] = (
             'if not isinstance(content, str) or fields.get("tool_calls") or fields.get("invalid_tool_calls"):',
             "if not isinstance(content, str):",
             "langchain/test_versions.py::test_an_edit_is_another_version",
-        ),
-        (
-            "cache_marks_of_the_caller_are_lost",
-            "    own = {prompt_text(m): m for m in given if _is_more_than_text(m.content)}",
-            "    own = dict[str, BaseMessage]()",
-            "langchain/test_system_prompts.py::test_l9_what_is_more_than_text_is_sent_as_it_was_given",
         ),
         (
             "a_well_formed_call_is_refused",

@@ -653,12 +653,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "wire/test_anthropic_replies.py::test_pieces_of_a_reply_are_put_together",
         ),
         (
-            "an_input_of_zero_replaces_the_first",
-            "if not any(fields.get(name) for name in _INPUT):",
-            "if False:",
-            "wire/test_anthropic_replies.py::test_the_last_event_repeats_only_some_numbers",
-        ),
-        (
             "two_texts_in_a_row_are_one",
             "return [self._chunk(body, content=text, own_part=block.first())] if text else []",
             "return [self._chunk(body, content=text)] if text else []",
