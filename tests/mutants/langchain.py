@@ -1238,7 +1238,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "an_event_stream_has_another_id_than_its_run",
             'uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run.run_id}"',
             "uuid.uuid4().hex",
-            "langchain/test_chat_features.py::test_event_streams_have_every_block",
+            "langchain/test_chat_features.py::test_event_streams_belong_to_the_configs_session",
         ),
         (
             "a_forced_call_thinks_where_both_cannot_be",
