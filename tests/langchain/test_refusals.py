@@ -9,6 +9,7 @@ import pytest
 from langchain.agents import create_agent, middleware
 from langchain_core import exceptions as lc
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.block_translators import get_translator
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold.testing import ModelServer, RawReply, Scripted
@@ -153,3 +154,23 @@ def test_an_agent_may_treat_a_refusal_as_an_error(outside: bool, fallback: bool)
     answers = [("assistant", "Second."), ("assistant", "Third.")] if fallback else [("assistant", "Second.")]
     assert [m for m in told if m[0] == "assistant"] == answers
     assert [m for m in told if m[0] == "user"] == [("user", "one"), ("user", "two")]
+
+
+@pytest.mark.filterwarnings("ignore:tool_choice='any' leaves it to the model")
+def test_a_model_that_cannot_be_forced_and_refuses_has_refused_and_not_forgotten_the_call() -> None:
+    with ModelServer(script=lambda _: deepseek()) as server:
+        answers = chat(server, "deepseek", thinking=True).with_structured_output(SCHEMA)
+        for ask in (answers.invoke, lambda text: list(answers.stream(text))):
+            with pytest.raises(REFUSED, match="the model refused to answer"):
+                ask("hello")
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "bedrock", "groq", "openai"])
+def test_messages_of_langchains_own_packages_are_read_as_before(provider: str) -> None:
+    """A reply of ours has another label where LangChain expects messages of the provider's own package."""
+    own = get_translator(provider)
+    assert own is not None
+    assert own["translate_content"].__module__.startswith("langchain_core.")
+    with ModelServer(script=lambda _: anthropic() if provider == "anthropic" else deepseek()) as server:
+        if provider in ("anthropic", "openai"):
+            assert chat(server, provider).invoke("hello").response_metadata["model_provider"] == f"ctx-{provider}"

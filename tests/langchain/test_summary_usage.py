@@ -15,7 +15,7 @@ from langchain_core.tracers.context import register_configure_hook
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold.testing import ModelServer, Scripted
+from ctxfold.testing import ErrorReply, ModelServer, Scripted
 from langchain_ctx import ChatCtx, ContextMiddleware, CtxChatMessageHistory, with_context
 from tests.langchain.faces import Agents, closed, model_settings
 from tests.langchain.running import T
@@ -189,3 +189,41 @@ async def test_h3_each_summary_is_counted_and_traced_once(
         await closed(given)
         await closed(model)
         await closed(other)
+
+
+class Ends(BaseCallbackHandler):
+    """How the runs of summaries began and ended."""
+
+    def __init__(self) -> None:
+        self.began, self.ends = 0, list[str]()
+
+    def on_chat_model_start(self, *_: Any, tags: Any = None, **__: Any) -> None:
+        self.began += "ctxfold:summary" in (tags or ())
+
+    def on_llm_end(self, *_: Any, tags: Any = None, **__: Any) -> None:
+        self.ends += ["written"] if "ctxfold:summary" in (tags or ()) else []
+
+    def on_llm_error(self, *_: Any, tags: Any = None, **__: Any) -> None:
+        self.ends += ["failed"] if "ctxfold:summary" in (tags or ()) else []
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("end", ["written", "failed"])
+async def test_each_summary_by_a_chat_model_of_ours_is_a_run_that_ends(end: str, how: str) -> None:
+    told = Scripted("So far: fillers.") if end == "written" else ErrorReply(400, {"error": {"message": "no"}})
+    with (
+        ModelServer(model="m", script=lambda _: Scripted("Yes. " * 40)) as server,
+        ModelServer(model="w", script=lambda _: told) as other,
+    ):
+        async with (
+            ChatCtx(model="w", base_url=other.base_url, api_key="x", context_window=8_000) as writer,
+            ChatCtx(
+                model="m", base_url=server.base_url, api_key="x", session="t", context_window=1_500, summarizer=writer
+            ) as chat,
+        ):
+            heard = Ends()
+            for number in range(16):
+                text, config = f"Question {number}. " + "filler " * 40, {"callbacks": [heard]}
+                _ = chat.invoke(text, config) if how == "invoke" else await chat.ainvoke(text, config)
+            assert heard.began > 0
+            assert heard.ends == [end] * heard.began
