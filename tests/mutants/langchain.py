@@ -1294,33 +1294,9 @@ MUTANTS: tuple[Mutant, ...] = (
             "return provider",
             "langchain/test_refusals.py::test_messages_of_langchains_own_packages_are_read_as_before",
         ),
-        (
-            "a_refused_stream_lacks_its_call",
-            " or (\n        refusal_block(reply) is not None\n    )",
-            "",
-            "langchain/test_refusals.py::test_a_model_that_cannot_be_forced_and_refuses_has_refused_and_not_forgotten_the_call",
-        ),
-        (
-            "the_label_is_that_of_langchains_own_package",
-            'return f"ctx-{provider}" if provider not in _OF_CTXFOLD and get_translator(provider) else provider',
-            "return provider",
-            "langchain/test_refusals.py::test_messages_of_langchains_own_packages_are_read_as_before",
-        ),
     ),
     *of(
         "../../langchain_ctx/summarizer.py",
-        (
-            "a_summary_of_a_chat_model_is_not_reported",
-            "        return ReportedSummarizer(own)\n",
-            "        return own\n",
-            "langchain/test_summary_usage.py::test_each_summary_by_a_chat_model_of_ours_is_a_run_that_ends",
-        ),
-        (
-            "a_failed_summary_stays_open_in_traces",
-            "            run.on_llm_error(error)\n            raise\n        run.on_llm_end",
-            "            raise\n        run.on_llm_end",
-            "langchain/test_summary_usage.py::test_each_summary_by_a_chat_model_of_ours_is_a_run_that_ends",
-        ),
         (
             "a_summary_loses_its_options",
             "self._options = dict(options or {})",
