@@ -88,7 +88,7 @@ async def test_a_session_goes_over_to_other_wires_and_comes_back(way: str) -> No
 
 def test_whole_and_streamed_replies_say_the_same() -> None:
     said = Scripted("Looking.", "Think about it for a while.", (ScriptedCall("look", '{"n": 1}', "c1"),))
-    request = Request((system("Be brief.", id="s"), user("q", id="u")), tools=TOOLS)
+    request = Request((system("Be brief.", id="s"), user("q", id="u")), tools=TOOLS, stable_messages=2)
     with ModelServer(script=lambda _: said) as server, messages(server) as backend:
         whole = backend.send(request)
         chunks = list(backend.open_stream(request))

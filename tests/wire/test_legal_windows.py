@@ -45,7 +45,8 @@ def test_l6_a_system_message_in_the_middle_is_legal_on_every_wire(wire: str) -> 
 def chat_model(kind: str, server: ModelServer) -> BaseChatModel:
     root = server.base_url.removesuffix("/v1")
     if kind == "anthropic":
-        return ChatAnthropic(model="claude-opus-5", base_url=root, api_key="k", max_retries=0)
+        marks = {"cache_control": {"type": "ephemeral"}}
+        return ChatAnthropic(model="claude-opus-5", base_url=root, api_key="k", max_retries=0, model_kwargs=marks)
     if kind == "google_genai":
         return ChatGoogleGenerativeAI(model="gemini-2.5-pro", base_url=root, api_key="k", max_retries=0)
     return ChatOpenAI(model="m", base_url=server.base_url, api_key="k", max_retries=0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ctxfold import (
+    AgentContext,
     MediaPart,
     Message,
     ReasoningPart,
@@ -22,6 +23,8 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 
 TOOLS = (ToolSpec("ls"), ToolSpec("cat"))
 HEAD = (system("Be brief.", id="s"), Message("sum", "user", (TextPart("Before: much."),), kind="summary"))
@@ -144,51 +147,52 @@ def test_chat_completions_get_the_sessions_key_where_the_row_has_a_field_for_it(
     assert "prompt_cache_key" not in sent("deepseek", cache_key="a")
 
 
-LOOKBACK = 20  # blocks in front of a mark in which a service finds what an earlier request has written
+# the server's own cache
 
 
-def written(sent: dict[str, Any]) -> set[str]:
-    """What the service has written: everything up to each mark."""
-    return {json.dumps(plain(sent, place + 1)) for place in marked(sent)}
-
-
-def found_again(sent: dict[str, Any], known: set[str]) -> int:
-    """The blocks that the service reads from its cache: it looks back from each mark."""
-    places = {place - back for place in marked(sent) for back in range(LOOKBACK)}
-    return max((place + 1 for place in places if place >= 0 and json.dumps(plain(sent, place + 1)) in known), default=0)
+def rounds(seed: int) -> list[tuple[ScriptedCall, ...]]:
+    """The calls of twelve rounds, 1 to 60 each."""
+    chance = random.Random(seed)
+    return [tuple(ScriptedCall("ls", id=f"c{n}x{i}") for i in range(chance.randint(1, 60))) for n in range(12)]
 
 
 @pytest.mark.parametrize("provider", ["anthropic", "bedrock"])
 @pytest.mark.parametrize("seed", range(4))
 def test_r3_after_a_round_of_any_size_everything_that_was_sent_is_read_from_the_cache(provider: str, seed: int) -> None:
-    chance, known, repeated = random.Random(seed), set[str](), 0
-    live: tuple[Message, ...] = (user("Look everywhere.", id="u"),)
-    for number in range(12):
-        messages = (*HEAD, *live)
-        sent = on_wire(provider, messages)
-        assert found_again(sent, known) == repeated
-        assert len(marked(sent)) <= 4
-        repeated, known = len(blocks(sent)), known | written(sent)
-        calls = [ToolCallPart(f"c{number}x{n}", "ls", "{}") for n in range(chance.randint(1, 60))]
-        results = [tool_result(call.id, "bin", id=f"t{call.id}") for call in calls]
-        live = (*live, assistant("", id=f"a{number}", calls=calls), *results)
+    calls = rounds(seed)
+    script = [*(Scripted(tool_calls=each) for each in calls), Scripted("Done.")]
+    with ModelServer(script=script, strict="anthropic") as server, asking(provider, server) as backend:
+        context = AgentContext(backend, session_id="s", system="Be brief.", context_window=200_000)
+        reply, held = context.send("Look everywhere. " * 40, tools=TOOLS), 0
+        for each in (*calls, ()):
+            usage = reply.usage
+            assert usage is not None
+            assert usage.cache_read_tokens >= 0.97 * held, "all that the request before has written"
+            held = usage.cache_read_tokens + usage.cache_write_tokens
+            assert held >= 0.9 * usage.input_tokens, "the newest message is marked"
+            if each:
+                reply = context.send([tool_result(c.id, "bin", id=f"t{c.id}") for c in each], tools=TOOLS)
 
 
-def on_wire(provider: str, messages: tuple[Message, ...]) -> dict[str, Any]:
-    """The body of a request; on Converse a cache point is a block of its own, here the mark of the block before it."""
-    request = Request(messages, tools=TOOLS, stable_messages=len(messages), cache_key="session")
+def asking(provider: str, server: ModelServer) -> HttpBackend:
     model = MODEL if provider == "anthropic" else f"anthropic.{MODEL}-v1:0"
-    with open_backend(provider, model, api_key="k", base_url="http://127.0.0.1:9") as backend:
-        sent = backend.request_body(request, stream=True)
-    if provider == "anthropic":
-        return sent
-    rows: list[dict[str, Any]] = []
-    for row in [{"content": sent["toolConfig"]["tools"]}, {"content": sent["system"]}, *sent["messages"]]:
-        content: list[dict[str, Any]] = []
-        for block in row["content"]:
-            if "cachePoint" in block:
-                content[-1] = {**content[-1], "cache_control": block["cachePoint"]}
-            else:
-                content.append(block)
-        rows.append({"content": content})
-    return {"messages": rows}
+    return open_backend(provider, model, api_key="k", base_url=server.base_url)
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "bedrock"])
+@pytest.mark.parametrize(("more", "is_read"), [(19, True), (20, False)])
+def test_r3_the_server_reads_what_was_written_within_twenty_blocks_of_a_mark(
+    provider: str, more: int, is_read: bool
+) -> None:
+    first = (*HEAD, *(user(f"question {n}", id=f"u{n}") for n in range(30)))
+    longer = (*first, *(user(f"more {n}", id=f"v{n}") for n in range(more)))
+    with ModelServer(script=[Scripted("ok")] * 4, strict="anthropic") as server, asking(provider, server) as backend:
+        for messages in (first, longer):
+            usage = backend.send(Request(messages, tools=TOOLS, stable_messages=len(messages), max_tokens=9)).usage
+            assert usage is not None
+            written = usage.cache_read_tokens + usage.cache_write_tokens
+        head = backend.send(Request((*HEAD, user("else", id="w")), tools=TOOLS, max_tokens=9)).usage
+        assert head is not None
+        assert (head.cache_read_tokens, head.cache_write_tokens) == (0, 0), "nothing is read or written without a mark"
+    assert written == pytest.approx(usage.input_tokens, rel=0.02)
+    assert (usage.cache_read_tokens > 0.3 * usage.input_tokens) is is_read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import Body, ErrorReply, as_mapping
 from ctxfold.testing.strict import Strict, refusal
+from ctxfold.testing.usage import MarkedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,13 @@ class ServedWire(ABC):
         It has `model`, `messages`, `tools`, `max_tokens` and `stream` where the request says so, so that scripts, the lookup
         model, token counts and the prefix cache read every format alike.
         """
+
+    def cache_blocks(self, api_request: ApiRequest) -> Sequence[MarkedBlocks] | None:
+        """Returns the tools, the system prompt and each message as blocks without their cache marks, and which block has one.
+
+        None is for a service that caches without marks.
+        """
+        return None
 
     @abstractmethod
     def refusal(

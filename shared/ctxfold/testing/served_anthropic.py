@@ -22,6 +22,7 @@ from ctxfold.testing.script import (
 )
 from ctxfold.testing.served import ApiRequest, ServedWire
 from ctxfold.testing.strict import Strict
+from ctxfold.testing.usage import MarkedBlocks
 
 Block = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
@@ -85,6 +86,15 @@ class Messages(ServedWire):
         if form:
             chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
         return chat | {name: body[name] for name in ("max_tokens", "thinking") if name in body}
+
+    def cache_blocks(self, api_request: ApiRequest) -> Sequence[MarkedBlocks]:
+        body = api_request.body
+        system, rows = _content(body.get("system")), _since_compaction(_rows(body))
+        groups = [(1, as_mappings(body.get("tools"))), (int(bool(_texts(system))), system)]
+        groups += ((len(list(_chat_messages(row))), _content(row.get("content"))) for row in rows)
+        if _has_mark(body):
+            groups[-1][1][-1:] = [{**block, "cache_control": {}} for block in groups[-1][1][-1:]]
+        return [(count, [(_unmarked(block), _has_mark(block)) for block in blocks]) for count, blocks in groups]
 
     def refusal(
         self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
@@ -440,6 +450,16 @@ def _pairs(rows: Rows) -> str | None:
                     "previous message."
                 )
     return None
+
+
+def _has_mark(block: Block) -> bool:
+    return block.get("cache_control") is not None or any(map(_has_mark, as_mappings(block.get("content"))))
+
+
+def _unmarked(block: Block) -> dict[str, Any]:
+    content = block.get("content")
+    inner = {"content": [_unmarked(one) for one in as_mappings(content)]} if isinstance(content, list) else {}
+    return {name: value for name, value in block.items() if name != "cache_control"} | inner
 
 
 def _marks(body: Body, rows: Rows) -> str | None:

@@ -16,6 +16,7 @@ from ctxfold.lru import LruCache
 from ctxfold.testing.script import ErrorReply, as_list, as_mapping, as_mappings, chat_call, chat_choice, chat_tool
 from ctxfold.testing.served import ApiRequest, ServedWire
 from ctxfold.testing.strict import Strict
+from ctxfold.testing.usage import MarkedBlock, MarkedBlocks
 
 _PATH = re.compile(r"/model/(?P<model>[^/]+)/converse(?P<stream>-stream)?$")
 _CALL_ID = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
@@ -78,6 +79,20 @@ class Converse(ServedWire):
         limit = as_mapping(api_request.body.get("inferenceConfig")).get("maxTokens")
         return body if limit is None else {**body, "max_tokens": limit}
 
+    def cache_blocks(self, api_request: ApiRequest) -> Sequence[MarkedBlocks]:
+        tools, system, *rows = _lists(api_request.body)
+        counts = [1, int(bool(_text(system))), *(len(list(_chat_messages(row))) for row in _rows(api_request))]
+        groups: list[MarkedBlocks] = []
+        for count, blocks in zip(counts, (tools, system, *rows), strict=True):
+            marked: list[MarkedBlock] = []
+            for block in blocks:
+                if "cachePoint" in block and marked:
+                    marked[-1] = marked[-1][0], True
+                else:
+                    marked.append((block, False))
+            groups.append((count, marked))
+        return groups
+
     def refusal(
         self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
     ) -> ErrorReply | None:
@@ -88,9 +103,7 @@ class Converse(ServedWire):
         checks = (_turns(rows), _blocks(rows), _tools(config, rows), _pairs(rows))
         message = next((problem for problem in checks if problem), None)
         thinking = as_mapping(as_mapping(api_request.body.get("additionalModelRequestFields")).get("thinking"))
-        message = (
-            message or _cache_points(api_request.body, rows) or _reasoning(rows, produced, str(thinking.get("type")))
-        )
+        message = message or _cache_points(api_request.body) or _reasoning(rows, produced, str(thinking.get("type")))
         return None if message is None else ErrorReply(400, {"message": message})
 
     def whole(self, completion: render.Completion) -> bytes:
@@ -157,14 +170,16 @@ def _delta(number: int, delta: Mapping[str, Any]) -> bytes:
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the usage without cache hits in its input, as Bedrock counts."""
-    cached = int(as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens") or 0)
+    details = as_mapping(usage.get("prompt_tokens_details"))
+    cached, written = (int(details.get(name) or 0) for name in ("cached_tokens", "cache_write_tokens"))
     total, output = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
     return {
-        "inputTokens": total - cached,
+        "inputTokens": total - cached - written,
         "outputTokens": output,
         "totalTokens": total + output,
         "cacheReadInputTokens": cached,
         "cacheReadInputTokenCount": cached,
+        "cacheWriteInputTokens": written,
     }
 
 
@@ -276,12 +291,16 @@ def _pairs(rows: Rows) -> str | None:
     return None
 
 
-def _cache_points(body: Mapping[str, Any], rows: Rows) -> str | None:
-    config = as_mapping(body.get("toolConfig"))
-    lists = [as_list(body.get("system")), as_list(config.get("tools")), *(_content(row) for row in rows)]
+def _lists(body: Mapping[str, Any]) -> list[list[Block]]:
+    """Returns the lists of blocks in the order of the prompt: tools, system prompt, messages."""
+    first = as_mapping(body.get("toolConfig")).get("tools"), body.get("system")
+    return [*map(as_mappings, first), *map(_content, as_mappings(body.get("messages")))]
+
+
+def _cache_points(body: Mapping[str, Any]) -> str | None:
     points = 0
-    for blocks in lists:
-        marks = ["cachePoint" in as_mapping(block) for block in blocks]
+    for blocks in _lists(body):
+        marks = ["cachePoint" in block for block in blocks]
         points += sum(marks)
         if marks and (marks[0] or any(one and two for one, two in pairwise(marks))):
             return "A cachePoint block must follow a block that can be cached."

@@ -318,7 +318,7 @@ class ModelServer(Closing):
 
     def _reply(self, wire: ServedWire, api_request: ApiRequest, body: Body) -> tuple[Reply, Prompt]:
         """Returns the model's reply, or the error that a request gets which does not fit."""
-        prompt = self._meter.prompt(body)
+        prompt = self._meter.prompt(body, wire.cache_blocks(api_request))
         reply_tokens = int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
         window = self.context_window
         if window is not None and prompt.total + reply_tokens > window:
@@ -336,7 +336,7 @@ class ModelServer(Closing):
 
     async def _completion(self, reply: Scripted, prompt: Prompt, body: Body) -> render.Completion:
         """Returns the reply with its ids and usage, once its delay is over."""
-        cached = self._cache.add(prompt)
+        cached, written = self._cache.add(prompt)
         # the same request at the same place gets the same id, and no two requests share one
         seed = f"{self._asked}:".encode() + (prompt.prefixes[-1] if prompt.prefixes else b"")
         completion = render.Completion(
@@ -344,7 +344,7 @@ class ModelServer(Closing):
             id=f"chatcmpl-{hashlib.sha256(seed).hexdigest()[:24]}",
             created=int(time.time()),
             model=str(body.get("model") or self.model),
-            usage=reply.usage if reply.usage is not None else self._usage(reply, prompt, cached),
+            usage=reply.usage if reply.usage is not None else self._usage(reply, prompt, cached, written),
         )
         for call in completion.calls() if reply.reasoning else ():
             self._produced.put(call["id"], reply.reasoning)
@@ -369,7 +369,7 @@ class ModelServer(Closing):
         await writer.drain()
         return True
 
-    def _usage(self, reply: Scripted, prompt: Prompt, cached: int) -> dict[str, Any]:
+    def _usage(self, reply: Scripted, prompt: Prompt, cached: int, written: int) -> dict[str, Any]:
         reasoning = self._meter.text(reply.reasoning)
         calls = sum(self._meter.text(text) for call in reply.tool_calls for text in (call.name, call.arguments))
         completion = reasoning + calls + self._meter.text(reply.content)
@@ -377,7 +377,7 @@ class ModelServer(Closing):
             "prompt_tokens": prompt.total,
             "completion_tokens": completion,
             "total_tokens": prompt.total + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": cached} | ({"cache_write_tokens": written} if written else {}),
             "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice, pairwise
+from typing import Any, Protocol, TypeAlias
 
+from ctxfold.lru import LruCache
 from ctxfold.testing.script import Body, as_list, as_mapping, as_mappings, calls_of, part_text
 from ctxfold.validation import read_json
 
 _MESSAGE_TOKENS = 4
 _REMEMBERED_COUNTS = 100_000
+LOOKBACK = 20  # blocks that a service with marks looks at, from each mark back
+MarkedBlock: TypeAlias = "tuple[Mapping[str, Any], bool]"
+# how many units of the chat completion some blocks are (its tools, or messages), and the blocks
+MarkedBlocks: TypeAlias = "tuple[int, Sequence[MarkedBlock]]"
 
 
 class TextCounter(Protocol):
@@ -40,11 +45,15 @@ class PrefixStats:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request's units (its tools, then each message): hash of everything up to it, and its tokens."""
+    """A request's units (its tools, then each message): hash of everything up to it, and its tokens.
+
+    Where a service caches what is marked, the units are the blocks of its wire, and `marks` the places of those with one.
+    """
 
     model: str
     prefixes: tuple[bytes, ...]
     tokens: tuple[int, ...]
+    marks: tuple[int, ...] | None = None
 
     @property
     def total(self) -> int:
@@ -82,19 +91,13 @@ class Meter:
         """Tokens of a text."""
         return self._counter.count(text.encode("utf-8", "replace").decode()) if text else 0
 
-    def prompt(self, body: Body) -> Prompt:
-        """Counts the units of the request."""
-        tools = as_list(body.get("tools"))
-        messages = as_mappings(body.get("messages"))
-        rolling = hashlib.sha256()
-        prefixes: list[bytes] = []
-        tokens: list[int] = []
-        for message in (None, *messages):
-            spelled = canonical(tools if message is None else message)
-            rolling.update(f"{spelled}\n".encode())
-            prefixes.append(rolling.digest())
-            tokens.append(self._remembered(spelled, message) if message is not None or tools else 0)
-        return Prompt(str(body.get("model", "")), tuple(prefixes), tuple(tokens))
+    def prompt(self, body: Body, groups: Sequence[MarkedBlocks] | None = None) -> Prompt:
+        """Counts the units of the request; `groups` has the blocks of a wire with cache marks."""
+        tools, messages = as_list(body.get("tools")), as_mappings(body.get("messages"))
+        spelled = [canonical(tools), *map(canonical, messages)]
+        tokens = (self._remembered(spelled[0], None) if tools else 0, *map(self._remembered, spelled[1:], messages))
+        prompt = Prompt(str(body.get("model", "")), tuple(_prefixes(spelled)), tokens)
+        return prompt if groups is None else _in_blocks(prompt, groups)
 
     def _remembered(self, spelled: str, message: Mapping[str, Any] | None) -> int:
         key = hashlib.sha256(spelled.encode()).digest()
@@ -116,34 +119,49 @@ class Meter:
         return _MESSAGE_TOKENS + sum(self.text(text) for text in texts if isinstance(text, str))
 
 
-class PrefixCache:
-    """The beginnings of the last requests; a model's cache is its own."""
+def _in_blocks(prompt: Prompt, groups: Sequence[MarkedBlocks]) -> Prompt:
+    spelled, tokens, units = list[str](), list[int](), iter(prompt.tokens)
+    for messages, blocks in groups:
+        texts = [canonical(block) for block, _ in blocks]
+        total, chars = sum(islice(units, messages)), sum(map(len, texts))
+        shares = [total * end // chars for end in accumulate(map(len, texts))]
+        tokens += [end - start for start, end in pairwise((0, *shares))]
+        spelled += texts
+    marked = (is_marked for _, blocks in groups for _, is_marked in blocks)
+    marks = tuple(place for place, is_marked in enumerate(marked) if is_marked)
+    return replace(prompt, prefixes=tuple(_prefixes(spelled)), tokens=tuple(tokens), marks=marks)
 
-    def __init__(self, remembered: int = 256) -> None:
-        self._recent: deque[Prompt] = deque()
-        self._known: Counter[tuple[str, bytes]] = Counter()
-        self._remembered = remembered
+
+def _prefixes(spelled: Iterable[str]) -> Iterator[bytes]:
+    """Yields a hash of everything up to each text."""
+    rolling = hashlib.sha256()
+    for text in spelled:
+        rolling.update(f"{text}\n".encode())
+        yield rolling.digest()
+
+
+class PrefixCache:
+    """The beginnings of earlier requests; a model's cache is its own."""
+
+    def __init__(self) -> None:
+        self._known: LruCache[tuple[str, bytes], bool] = LruCache(_REMEMBERED_COUNTS)
         self.stats = PrefixStats()
 
-    def add(self, prompt: Prompt) -> int:
-        """Tokens of the longest beginning, by whole messages, that an earlier request of the model had."""
-        cached = 0
-        for prefix, tokens in zip(prompt.prefixes, prompt.tokens, strict=True):
-            if (prompt.model, prefix) not in self._known:
-                break
-            cached += tokens
-        self._known.update((prompt.model, prefix) for prefix in prompt.prefixes)
-        self._recent.append(prompt)
-        if len(self._recent) > self._remembered:
-            oldest = self._recent.popleft()
-            for prefix in oldest.prefixes:
-                self._known[(oldest.model, prefix)] -= 1
-                if not self._known[(oldest.model, prefix)]:
-                    del self._known[(oldest.model, prefix)]
-        before = self.stats
-        sent, reused = before.prompt_tokens + prompt.total, before.cached_tokens + cached
-        self.stats = PrefixStats(before.requests + 1, sent, reused)
-        return cached
+    def add(self, prompt: Prompt) -> tuple[int, int]:
+        """Returns the tokens that are read from the cache, and those that are written to it.
+
+        Without marks, whole messages are read as far as they repeat an earlier request, and what is written costs nothing. With
+        them, only what ends at a mark is written, and read again by a request that has a mark there or up to 19 blocks later.
+        """
+        ends = [0, *accumulate(prompt.tokens)]
+        written = range(len(prompt.prefixes)) if prompt.marks is None else prompt.marks
+        near = {place - back for place in written for back in range(1 if prompt.marks is None else LOOKBACK)}
+        found = (place for place in near if place >= 0 and self._known.get((prompt.model, prompt.prefixes[place])))
+        cached = ends[max(found, default=-1) + 1]
+        self._known.update({(prompt.model, prompt.prefixes[place]): True for place in written})
+        past = self.stats
+        self.stats = PrefixStats(past.requests + 1, past.prompt_tokens + prompt.total, past.cached_tokens + cached)
+        return cached, max(0, ends[prompt.marks[-1] + 1] - cached) if prompt.marks else 0
 
 
 def overflow_message(window: int, prompt_tokens: int, completion_tokens: int) -> str:
