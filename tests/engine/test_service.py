@@ -479,6 +479,47 @@ def test_skills_are_ranked_or_left_alone(make: Make, reply: Any, expected: Any) 
     assert Service(ctx).disambiguate_skills("Find the page", SKILLS) == expected
 
 
+@pytest.mark.parametrize(
+    ("scores", "reply", "asked_about", "expected"),
+    [
+        ({"pdf": 0.2, "mail": 0.9, "web": 0.85}, "2", ["mail", "web"], ("web", "mail", "pdf")),
+        ({"pdf": 0.2, "mail": 0.9, "web": 0.85}, "3", ["mail", "web"], None),
+        ({"pdf": 0.2, "mail": 0.9, "web": 0.5}, "1", [], ("mail", "web", "pdf")),
+        ({"web": 0.5}, "1", [], ("web", "pdf", "mail")),
+        ({"pdf": -1.0, "mail": -1.05, "web": -9.0}, "2", ["pdf", "mail"], ("mail", "pdf", "web")),
+        ({}, "2", ["pdf", "mail", "web"], ("mail", "pdf", "web")),
+    ],
+)
+def test_r11_a_model_is_asked_only_about_skills_whose_scores_are_near_the_best(
+    make: Make, scores: dict[str, float], reply: str, asked_about: list[str], expected: Any
+) -> None:
+    backend = scripted(reply)
+    ctx = make(backend, context_window=10_000)
+    assert Service(ctx).disambiguate_skills("Find the page", SKILLS, scores) == expected
+    asked = backend.requests[0].messages[-1].text if backend.requests else ""
+    assert [name for name in SKILLS if f"{name}: {SKILLS[name]}" in asked] == asked_about
+
+
+@pytest.mark.parametrize(
+    ("reply", "shown"),
+    [("2, 1", ["web", "mail", "pdf"]), (BackendError("down", kind="server"), ["mail", "web", "pdf"])],
+)
+def test_r11_prepare_context_asks_which_of_several_likely_skills_comes_first(
+    make: Make, reply: Any, shown: list[str]
+) -> None:
+    scores = {"pdf": 0.2, "mail": 0.9, "web": 0.85}
+    skills = Section("skills", lambda _: [Item(SKILLS[n], scores[n], source=n) for n in SKILLS])
+    notes = Section("notes", lambda _: ["one", "two"])
+    backend = scripted("Noted.", reply)
+    ctx = make(backend, context_window=10_000, sections=[skills, notes])
+    ctx.send("Hello", recall=False)
+    delta = Service(ctx).prepare_context("Find the page")
+    text = next(m.text for m in delta.messages if m.kind == "section" and "Skills" in m.text)
+    assert [line.split(":")[0].removeprefix("- ") for line in text.splitlines()[1:]] == shown
+    assert "Find the page" in backend.requests[-1].messages[-1].text
+    assert len(backend.requests) == 2
+
+
 def test_one_skill_needs_no_question_and_no_model_is_a_failure(make: Make) -> None:
     ctx = make(None, context_window=10_000)
     assert Service(ctx).disambiguate_skills("x", {"pdf": ""}) == ("pdf",)

@@ -59,7 +59,9 @@ async def service(context: AgentContext) -> None:
     delta = await operations.aprepare_context("question", assembly="adaptive", session="other")
     assert_type(delta, ContextDelta)
     assert_type(delta.skipped, tuple[SectionSkipped, ...])
-    assert_type(operations.disambiguate_skills("question", {"pdf": "reads PDF files"}), tuple[str, ...] | None)
+    assert_type(
+        operations.disambiguate_skills("question", {"pdf": "reads PDF files"}, {"pdf": 0.5}), tuple[str, ...] | None
+    )
 
 
 def heard(event: Event) -> None:

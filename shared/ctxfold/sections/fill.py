@@ -23,6 +23,7 @@ from ctxfold.history.view import View
 from ctxfold.messages import Message
 from ctxfold.protocols import Ports, TokenCounter
 from ctxfold.sections.section import KINDS, OTHER, EngineSource, Item, Items, Query, Section
+from ctxfold.sections.skills import best_score_first, best_skills_first
 from ctxfold.session_state import OpenSession, Stage
 
 MAX_ITEMS = 256  # items of one source that are read
@@ -40,8 +41,12 @@ class SourceResult:
 
 @dataclass(slots=True)
 class Sources:
-    """Calls sections' sources. Calls that were given up are counted until they return, so that they do not pile up."""
+    """Calls sections' sources. Calls that were given up are counted until they return, so that they do not pile up.
 
+    With `judges_skills` a model says which of several likely skills come first.
+    """
+
+    judges_skills: bool = False
     _late: Counter[str] = field(default_factory=Counter[str])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -57,8 +62,10 @@ class Sources:
 
     def _result(self, section: Section, query: Query, open_session: OpenSession, ports: Ports) -> Flow[SourceResult]:
         try:
-            items = yield from self._call(section, query, open_session, ports)
-            return SourceResult(section, _ranked(items, section))
+            items = _ranked((yield from self._call(section, query, open_session, ports)), section)
+            if self.judges_skills and section.kind == "skills":
+                items = (yield from best_skills_first(query.text, items)) or items
+            return SourceResult(section, items)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - it is reported, and costs only this section
@@ -143,9 +150,7 @@ def _ranked(returned: Items, section: Section) -> tuple[Item, ...]:
     for item in items:
         if not isinstance(item, Item):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's source may return anything
             raise TypeError(f"a source returns items or strings, this one has {type(item).__name__}")
-    if any(i.score is None for i in items):
-        return tuple(items)
-    return tuple(sorted(items, key=lambda i: -(i.score or 0.0)))
+    return tuple(items) if any(i.score is None for i in items) else best_score_first(items)
 
 
 CHARS_PER_TOKEN = 6  # more than text of any language has on average: longer texts cannot fit

@@ -131,6 +131,7 @@ class ContextService(FlowMethods):
     ) -> Flow[ContextDelta]:
         """Returns the context of one turn: sections (sources are called concurrently), recalled passages, and a fitting window.
 
+        A model says which of several likely items of a section "skills" come first, as in `disambiguate_skills`.
         "memory_first" keeps the newest two messages and gives the freed tokens to the sections; "adaptive" does so once the
         session has 20 turns.
         """
@@ -235,9 +236,14 @@ class ContextService(FlowMethods):
     amaybe_refresh_subgoal = async_method(maybe_refresh_subgoal)
 
     @sync_method
-    def disambiguate_skills(self, question: str, skills: Mapping[str, str]) -> Flow[tuple[str, ...] | None]:
-        """Returns the names of skills, relevant ones first by a model's judgement; None when it fails: keep your own order."""
-        return ranked_skills(question, skills)
+    def disambiguate_skills(
+        self, question: str, skills: Mapping[str, str], scores: Mapping[str, float] | None = None
+    ) -> Flow[tuple[str, ...] | None]:
+        """Returns the names of skills, relevant ones first by a model's judgement; None when it fails: keep your own order.
+
+        With `scores` by name the best is first, and the model is asked only about those within a tenth of it.
+        """
+        return ranked_skills(question, skills, scores)
 
     adisambiguate_skills = async_method(disambiguate_skills)
 
@@ -331,7 +337,8 @@ def _prepared(engine: Engine, open_session: OpenSession, question: str, assembly
         yield from fitter.compact(open_session, open_session.stage(), strategy=Newest(MEMORY_FIRST_MESSAGES))
     stage, question_tokens = open_session.stage(), counter.count(user(question, id="asked"))
     budget = stage.rules.budget_tokens
-    fill_sections = partial(fill, open_session, question=question, sources=fitter.sources, ports=engine.ports)
+    sources = replace(fitter.sources, judges_skills=True)
+    fill_sections = partial(fill, open_session, question=question, sources=sources, ports=engine.ports)
     required, required_events = yield from fill_sections(
         stage,
         [s for s in fitter.sections if s.required],
