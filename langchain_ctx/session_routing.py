@@ -210,48 +210,26 @@ class AddressedChatModel(BaseChatModel, ABC):
     ) -> builtins.dict[str, Any]:
         """Returns the call's arguments with its session; `prompt` is the input of the call."""
 
-    def invoke(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AIMessage:
+    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         with listening(config):
-            return super().invoke(input, config, stop=stop, **self._with_session(config, kwargs, input))
+            return super().invoke(input, config, **self._with_session(config, kwargs, input))
 
     async def ainvoke(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
         with listening(config):
-            return await super().ainvoke(input, config, stop=stop, **self._with_session(config, kwargs, input))
+            return await super().ainvoke(input, config, **self._with_session(config, kwargs, input))
 
     def stream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
-        pieces = super().stream(input, config, stop=stop, **self._with_session(config, kwargs, input))
+        pieces = super().stream(input, config, **self._with_session(config, kwargs, input))
         return each_within(cast("Generator[AIMessageChunk, None, None]", pieces), partial(listening, config))
 
     def astream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[AIMessageChunk]:
-        pieces = super().astream(input, config, stop=stop, **self._with_session(config, kwargs, input))
+        pieces = super().astream(input, config, **self._with_session(config, kwargs, input))
         return aeach_within(cast("AsyncGenerator[AIMessageChunk, None]", pieces), partial(listening, config))
 
     if not TYPE_CHECKING:  # the base has overloads by version, which hold here too

@@ -331,24 +331,12 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
 
     # answering
 
-    def _generate_with_cache(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
+    def _generate_with_cache(self, *args: Any, **kwargs: Any) -> ChatResult:
         """Skips what LangChain's base class does here: the inner model caches, limits and streams to listeners itself."""
-        return self._generate(messages, stop=stop, run_manager=run_manager, **kwargs)
+        return self._generate(*args, **kwargs)
 
-    async def _agenerate_with_cache(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return await self._agenerate(messages, stop=stop, run_manager=run_manager, **kwargs)
+    async def _agenerate_with_cache(self, *args: Any, **kwargs: Any) -> ChatResult:
+        return await self._agenerate(*args, **kwargs)
 
     def _generate(
         self,

@@ -308,19 +308,11 @@ class CtxLLM(FunctionCallingLLM):
 
     @_completion_events
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        def texts() -> CompletionResponseGen:
-            for response in self._stream(_as_messages(prompt), kwargs):
-                yield _completion(response)
-
-        return texts()
+        return (_completion(response) for response in self._stream(_as_messages(prompt), kwargs))
 
     @_completion_events
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
-        async def texts() -> CompletionResponseAsyncGen:
-            async for response in self._astream(_as_messages(prompt), kwargs):
-                yield _completion(response)
-
-        return texts()
+        return (_completion(response) async for response in self._astream(_as_messages(prompt), kwargs))
 
     def _prepare_chat_with_tools(
         self,

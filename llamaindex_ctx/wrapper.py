@@ -572,29 +572,12 @@ class ContextLLM(FunctionCallingLLM, Closing):
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         return await self.inner.astream_complete(prompt, formatted=formatted, **kwargs)
 
-    def _prepare_chat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        verbose: bool = False,
-        allow_parallel_tool_calls: bool = False,
-        tool_required: bool = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def _prepare_chat_with_tools(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> dict[str, Any]:
         replies = kwargs.pop(REPLIES, [])
         inner: Any = self._calling()
-        prepared: dict[str, Any] = inner._prepare_chat_with_tools_compat(
-            tools,
-            user_msg=user_msg,
-            chat_history=chat_history,
-            verbose=verbose,
-            allow_parallel_tool_calls=allow_parallel_tool_calls,
-            tool_required=tool_required,
-            **kwargs,
-        )
-        ours = {ONE_CALL: not allow_parallel_tool_calls, PARSED: any(map(is_output_class, tools)), REPLIES: replies}
-        return {**prepared, **ours}
+        prepared: dict[str, Any] = inner._prepare_chat_with_tools_compat(tools, *args, **kwargs)
+        one_call = not kwargs.get("allow_parallel_tool_calls")
+        return {**prepared, ONE_CALL: one_call, PARSED: any(map(is_output_class, tools)), REPLIES: replies}
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any

@@ -68,11 +68,9 @@ def answered(messages: Sequence[Message], new_id: Callable[[], str]) -> list[Mes
 
 def no_results(calls: Iterable[ToolCallPart], new_id: Callable[[], str], caller_id: str) -> list[Message]:
     """Returns a note for each call; those of a message with an id are the same each time that a list lacks the results."""
-    return [_no_result(call, f"{caller_id}/{call.id}" if caller_id else new_id()) for call in calls]
-
-
-def _no_result(call: ToolCallPart, id: str) -> Message:
-    return replace(tool_result(call.id, NO_RESULT, id=id, name=call.name, is_error=True), visibility="model")
+    ids = [(call, f"{caller_id}/{call.id}" if caller_id else new_id()) for call in calls]
+    notes = [tool_result(call.id, NO_RESULT, id=id_, name=call.name, is_error=True) for call, id_ in ids]
+    return [replace(note, visibility="model") for note in notes]
 
 
 def unanswered(messages: Sequence[Message]) -> tuple[ToolCallPart, ...]:

@@ -68,9 +68,8 @@ class StartPoint:
     exclusive: bool = False  # nobody else continues from the cursor
     first: bool = False  # this process has not seen another run at the list's place
     kept_elsewhere: Effect[bool] | None = None
-    list_decides: bool = (
-        False  # the list is all that its keeper has: with nothing of the session, it is another conversation
-    )
+    # the list is all that its keeper has: with nothing of the session, it is another conversation
+    list_decides: bool = False
 
 
 def is_own(session: str, root: str) -> bool:

@@ -104,7 +104,12 @@ class WindowFitter:
         optional = [s for s in sections if not s.required]
         texts: list[str] = []
         if required:
-            text = yield from self._required_text(open_session, stage, required, new_question, overhead_tokens)
+            newest = stage.view.newest_user()
+            asked = new_question or (newest.message if newest else user("", id=_question_id(open_session)))
+            # the budget that the system prompts and the question leave
+            room = rules.budget_tokens - sum(e.tokens for e in stage.view.system) - overhead_tokens - FRAME_TOKENS
+            room -= self.ports.counter.count(asked)
+            text = yield from self._section_text(open_session, stage, required, asked, room)
             texts = [text] if text else []
             overhead_tokens += count(text) + FRAME_TOKENS if text else 0
             open_session.sent_overhead_tokens = overhead_tokens  # triggers have to see it too
@@ -196,21 +201,6 @@ class WindowFitter:
             open_session.strategy_failed = True
             _log.warning("session %r is not compacted: %s", open_session.key.session, error)
         self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
-
-    def _required_text(
-        self,
-        open_session: OpenSession,
-        stage: Stage,
-        sections: Sequence[Section],
-        new_question: Message | None,
-        overhead_tokens: int,
-    ) -> Flow[str]:
-        """Returns the required sections as text, within the budget that the system prompts and the question leave."""
-        newest = stage.view.newest_user()
-        question = new_question or (newest.message if newest else user("", id=_question_id(open_session)))
-        room = stage.rules.budget_tokens - sum(e.tokens for e in stage.view.system) - overhead_tokens - FRAME_TOKENS
-        room -= self.ports.counter.count(question)
-        return (yield from self._section_text(open_session, stage, sections, question, room))
 
     def _fitted(
         self, open_session: OpenSession, stage: Stage, overhead_tokens: int, *, may_compact: bool, reply_tokens: int = 0

@@ -247,19 +247,7 @@ class ResponsesParser(AnswerParser):
 
     # messages
 
-    def _text_delta(self, body: Mapping[str, Any]) -> list[Chunk]:
-        text = body.get("delta")
-        item = self._item(body, "message")
-        if item is None or not text or not isinstance(text, str):
-            return []
-        place = body.get("content_index")
-        number = place if isinstance(place, int) else 0
-        late = self._turn_to(item, number, body) if item.place != number else []
-        item.texts.setdefault(number, []).append(text)
-        self.answered = True
-        return self._released(item, [*late, self._chunk(body, content=text)])
-
-    def _refusal_delta(self, body: Mapping[str, Any]) -> list[Chunk]:
+    def _text_delta(self, body: Mapping[str, Any], *, refusal: bool = False) -> list[Chunk]:
         item, text = self._item(body, "message"), as_text(body.get("delta"))
         if item is None or not text:
             return []
@@ -267,8 +255,14 @@ class ResponsesParser(AnswerParser):
         number = place if isinstance(place, int) else 0
         late = self._turn_to(item, number, body) if item.place != number else []
         item.texts.setdefault(number, []).append(text)
-        item.parts.setdefault(number, {"type": "refusal"})
-        return self._released(item, [*late, self._refusal(text, body)])
+        if refusal:
+            item.parts.setdefault(number, {"type": "refusal"})
+        self.answered = True
+        chunk = self._refusal(text, body) if refusal else self._chunk(body, content=text)
+        return self._released(item, [*late, chunk])
+
+    def _refusal_delta(self, body: Mapping[str, Any]) -> list[Chunk]:
+        return self._text_delta(body, refusal=True)
 
     def _refusal(self, text: str, body: Mapping[str, Any]) -> Chunk:
         self.answered = self._refused = True
