@@ -179,7 +179,7 @@ class OpenSession:
     )  # by reply id, until it is stored
     sent_request: SentRequest | None = None
     summariser_paused_until_s: float = 0.0  # until when automatic compactions do without a summariser that timed out
-    live_prefix_failures: int = 0  # summaries on the live prefix that were no summaries, one after the other
+    live_prefix_failures: int = 0  # summaries on the live prefix that were no summaries, less those that were
     in_flight: Counter[str] = field(default_factory=Counter[str])  # how many requests this process asks in a turn now
     # by a turn in which a request waits, the newest one that others have closed it for, with its messages or behind them
     taken_over: dict[str, str] = field(default_factory=dict[str, str])

@@ -172,6 +172,23 @@ def test_a_model_that_writes_no_summary_so_is_not_asked_so_for_ever(make: Make) 
     assert sum(map(is_live, backend.requests)) == 2
 
 
+def test_r5_a_model_that_has_written_summaries_so_is_asked_so_again_after_two_failures(make: Make) -> None:
+    """R5: two odd answers in a row, and every later summary of a session cost several times as much."""
+    asked: list[int] = []
+
+    def summary(request: Request) -> str:
+        asked.append(1)
+        return "Noted." if request.live_prefix and len(asked) in (4, 6) else SUMMARY
+
+    backend = answering(summary)
+    ctx = make(backend, context_window=WINDOW, recall_ratio=0)
+    talked(ctx, 150)
+    kinds = [is_live(r) for r in backend.requests if is_live(r) or r.messages[-1].id == "summary-source"]
+    assert len(kinds) > 9
+    assert kinds[:7] == [True, True, True, True, False, True, False]
+    assert all(kinds[7:])
+
+
 def test_another_summariser_gets_a_transcript(make: Make) -> None:
     backend, writer = answering(), answering()
     ctx = make(backend, context_window=WINDOW, summarizer=writer)

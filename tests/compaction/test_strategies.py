@@ -272,7 +272,7 @@ def test_triggers_of_the_policy_explain_themselves(make: Make) -> None:
         (MessagesTrigger(at=20), "of 20 messages"),
         (TurnsTrigger(at=10), "of 10 turns"),
         (AllOf(triggers=(TurnsTrigger(at=5), TokensTrigger(at=500))), " and "),
-        (EconomicTrigger(prices=Prices.relative()), "cheapest at"),
+        (EconomicTrigger(prices=Prices.relative()), "cheapest"),
     ):
         ctx = make(
             context_window=8_000,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -34,7 +33,6 @@ PRICES = Prices.relative()
 SIGNALS = Signals(
     used_tokens=61_204,
     budget_tokens=100_000,
-    context_window=128_000,
     messages=41,
     turns=12,
     turns_since_summary=5,
@@ -124,16 +122,16 @@ def test_a_value_that_is_no_trigger_is_refused(value):
         ADAPTER.validate_python(value)
 
 
-def test_the_economic_trigger_fires_at_the_cheapest_size_and_names_it():
-    best = optimal_height(PRICES, growth=300, size_after=8_000, summary=1_000)
-    assert best == pytest.approx(8_000 + math.sqrt(2 * 300 * (1.25 * 8_000 + 5 * 1_000 + 0.1 * 8_000) / 0.1))
+def test_r5_the_economic_trigger_fires_at_the_cheapest_size_and_names_it():
+    best = optimal_height(PRICES, SIGNALS)
+    assert 13_000 < best < 16_000
     assert EconomicTrigger().prices == PRICES
     trigger = EconomicTrigger(prices=PRICES)
     below = evaluate(trigger, replace(SIGNALS, used_tokens=int(best)))
     above = evaluate(trigger, replace(SIGNALS, used_tokens=int(best) + 1))
     assert (below.due, above.due) == (False, True)
     assert above.explanation == (
-        "17,737 of 17,737 tokens (cheapest at 17,737: growth 300 per call, 8,000 after a compaction, summary 1,000)"
+        f"{int(best) + 1:,} of {best:,.0f} tokens (cheapest: growth 300 per call, 8,000 after a compaction)"
     )
 
 
@@ -143,7 +141,7 @@ def test_the_budget_stays_the_hard_cap():
     assert verdict.due
     assert "the budget comes before the cheapest size" in verdict.explanation
     free_reads = Prices.relative(read=0)
-    assert math.isinf(optimal_height(free_reads, growth=300, size_after=8_000, summary=1_000))
+    assert optimal_height(free_reads, SIGNALS) == SIGNALS.budget_tokens
     assert not evaluate(EconomicTrigger(prices=free_reads), replace(signals, used_tokens=9_999)).due
 
 
@@ -161,56 +159,57 @@ def test_a_model_name_stands_for_prices_that_the_user_sets():
         with_prices(trigger, {"other": PRICES})
     priced = with_prices(trigger, {"m": PRICES})
     assert evaluate(priced, SIGNALS).due
-    assert "cheapest at" in evaluate(priced, SIGNALS).explanation
+    assert "cheapest" in evaluate(priced, SIGNALS).explanation
 
 
-def replayed(prices: Prices, *, height: float, after: int, growth: int, summary: int, calls: int = 20_000) -> float:
+def replayed(prices: Prices, height: float, signals: Signals, calls: int = 20_000) -> float:
     """Cost per call of a session that compacts at `height`, every token charged as a provider would."""
     read, write, output = prices.cache_read_per_mtok, prices.cache_write_per_mtok, prices.output_per_mtok
-    total, size, cached = 0.0, after, 0
+    fixed = signals.size_after_tokens - signals.summary_tokens
+    total, size, cached, growth = 0.0, float(fixed), 0.0, signals.growth_tokens_per_call
     for _ in range(calls):
         total += read * cached + write * (size - cached)
         cached = size
         size += growth
         if size >= height:
-            total += read * cached + write * (size - cached) + output * summary  # the summariser reads it all
-            size, cached = after, 0
+            tail = signals.tail_ratio * (size - fixed)
+            summary = min(signals.summary_tokens, (size - fixed - tail) / 2)
+            total += read * cached + write * (size - cached) + prices.input_per_mtok * 350 + output * 0.6 * summary
+            size, cached = fixed + tail + summary, fixed
     return total / calls
 
 
 @pytest.mark.parametrize(
-    ("prices", "after", "growth", "summary"),
+    "prices",
     [
-        (Prices.relative(), 8_000, 300, 1_000),
-        (Prices.relative(), 2_000, 50, 400),
-        (Prices.relative(), 20_000, 2_000, 2_000),
-        (Prices.relative(read=0.5, write=1, output=4), 8_000, 300, 1_000),
-        (Prices.relative(read=0.02, write=1, output=2), 4_000, 800, 512),
-        (Prices.relative(read=0.25, write=1.25, output=8), 30_000, 500, 3_000),
+        Prices.relative(),
+        Prices.relative(read=0.5, write=1, output=4),
+        Prices.relative(read=0.02, write=1, output=2),
+        Prices.relative(read=0.25, write=1.25, output=8),
     ],
 )
-def test_no_other_size_is_more_than_five_per_cent_cheaper(prices, after, growth, summary):
-    best = optimal_height(prices, growth=growth, size_after=after, summary=summary)
-    ours = replayed(prices, height=best, after=after, growth=growth, summary=summary)
-    swept = min(
-        replayed(prices, height=after + growth * n, after=after, growth=growth, summary=summary, calls=5_000)
-        for n in {max(1, round(1.12**k)) for k in range(1, 65)}
-        if n <= 500
+@pytest.mark.parametrize(
+    ("budget", "fixed", "growth", "summary", "tail"),
+    [
+        (100_000, 7_000, 300, 1_000, 0.0),
+        (8_000, 1_300, 200, 1_600, 0.2),
+        (32_000, 20, 45, 2_048, 0.2),
+        (200_000, 20_000, 2_000, 2_048, 0.2),
+        (64_000, 3_300, 800, 2_048, 0.2),
+    ],
+)
+def test_r5_no_other_size_is_more_than_five_per_cent_cheaper(prices, budget, fixed, growth, summary, tail):
+    signals = replace(
+        SIGNALS,
+        budget_tokens=budget,
+        growth_tokens_per_call=growth,
+        size_after_tokens=fixed + summary,
+        summary_tokens=summary,
+        tail_ratio=tail,
     )
-    assert ours <= 1.05 * swept
-
-
-def test_a_tail_that_grows_with_the_request_is_reckoned_with() -> None:
-    growth, fixed, summary, share = 213, 3_300, 1_230, 0.2
-    best = optimal_height(PRICES, growth=growth, size_after=fixed, summary=summary, tail_ratio=share)
-
-    def per_call(height: float) -> float:
-        low = fixed + share * height
-        once = (PRICES.cache_write_per_mtok + PRICES.cache_read_per_mtok) * low + PRICES.output_per_mtok * summary
-        return PRICES.cache_read_per_mtok * (low + height) / 2 + once * growth / (height - low)
-
-    assert per_call(best) == pytest.approx(min(per_call(h) for h in range(6_000, 30_000, 10)), rel=1e-5)
-    assert optimal_height(PRICES, growth=growth, size_after=fixed, summary=summary) < best
+    ours = replayed(prices, optimal_height(prices, signals), signals)
+    sizes = [fixed + 2_000 + (budget - fixed - 2_000) * n / 100 for n in range(101)]
+    assert ours <= 1.05 * min(replayed(prices, height, signals, calls=5_000) for height in sizes)
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,6 @@ def test_the_gauge_and_the_trigger_agree(trigger: Any) -> None:
         return Signals(
             used_tokens=used,
             budget_tokens=1_600,
-            context_window=2_000,
             messages=20,
             turns=10,
             growth_tokens_per_call=30.0,

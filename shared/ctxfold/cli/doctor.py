@@ -12,14 +12,16 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
-from ctxfold.cli.common import OWNER, AsJson, Owner, opened, output, print_json, shown
+from ctxfold.cli.common import OWNER, AsJson, Owner, opened, output, print_json, session_in, shown
 from ctxfold.connect import named_provider, open_backend
 from ctxfold.errors import CtxError
 from ctxfold.messages import user
+from ctxfold.policy.prices import CostLine
 from ctxfold.protocols import Request
 from ctxfold.tokens.text import EncodingNotFoundError, TiktokenCounter
 from ctxfold.validation import shown_url
 
+MOST_SESSIONS = 100  # whose cost is looked at
 ENCODINGS = ("o200k_base", "cl100k_base")
 _EXTRA = re.compile(r"([A-Za-z0-9._-]+)(?:[^A-Za-z0-9._;-][^;]*)?;.*extra\s*==\s*['\"]([\w-]+)['\"]")
 _SUMS = frozenset({"all"})  # extras that only name others
@@ -48,7 +50,7 @@ def doctor(
     """
     versions = f"{version('ctxfold')} on Python {platform.python_version()}, {platform.system()}"
     checks = [Check("ok", "ctxfold", versions), *_extras(), *map(_counter, ENCODINGS)]
-    checks += [] if store is None else [_store(store, owner)]
+    checks += [] if store is None else _store(store, owner)
     checks += [] if model is None else [_provider(model, provider, base_url)]
     failed = sum(check.verdict == "failed" for check in checks)
     if as_json:
@@ -93,16 +95,18 @@ def _counter(encoding: str) -> Check:
     return Check("ok", what, "loads without the network")
 
 
-def _store(url: str, owner: str) -> Check:
-    what = "store"
+def _store(url: str, owner: str) -> list[Check]:
     try:
         with opened(url) as place:
-            count = len(place.sessions(owner))
+            names = place.sessions(owner)
+            cost = sum((session_in(place, n, owner).usage().cost for n in names[:MOST_SESSIONS]), CostLine())
     except (CtxError, OSError) as error:
-        return Check("failed", what, str(error))
+        return [Check("failed", "store", str(error))]
     from ctxfold.stores.sql_schema import FORMAT_VERSION
 
-    return Check("ok", what, f"{shown_url(url)} opens, format {FORMAT_VERSION}, {count} sessions of owner {owner!r}")
+    found = f"{shown_url(url)} opens, format {FORMAT_VERSION}, {len(names)} sessions of owner {owner!r}"
+    looked_at = Check("ok", f"cost of {min(len(names), MOST_SESSIONS)} sessions", str(cost))
+    return [Check("ok", "store", found), *([looked_at] if cost.with_economic else [])]
 
 
 def _provider(model: str, provider: str | None, base_url: str | None) -> Check:

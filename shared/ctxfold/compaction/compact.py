@@ -15,7 +15,7 @@ from typing import TypeGuard
 from ctxfold.compaction.background import prepare, prepared_or_leased, releasing
 from ctxfold.compaction.built_in import BUILT_IN, BetweenRounds, EarlyArguments, Tiered
 from ctxfold.compaction.commit import Outcome, Postponed, commit
-from ctxfold.compaction.live_prefix import live_prefix
+from ctxfold.compaction.live_prefix import MAX_FAILURES, live_prefix
 from ctxfold.compaction.plan import Decision, Occasion, Plan, SessionFacts, Skip
 from ctxfold.compaction.probe import probe
 from ctxfold.compaction.selection import orphaned_answers
@@ -35,8 +35,10 @@ from ctxfold.events import (
     WindowGauge,
 )
 from ctxfold.history.calibration import calibrated
+from ctxfold.history.log import compared_cost
 from ctxfold.history.view import Entry, WindowTokens
 from ctxfold.messages import Message, Usage, user
+from ctxfold.policy.prices import CostLine
 from ctxfold.policy.settings import Policy
 from ctxfold.policy.triggers import counts, depends_on_idle_time, due_at
 from ctxfold.protocols import Ports, Request, Store, TokenCounter, capabilities_of
@@ -47,9 +49,8 @@ from ctxfold.validation import whole_number
 SUBSCRIBER = "on_compaction"
 FEW_TOKENS = 64
 IMPORT_RATIO = 2.0  # of the budget
-SUMMARISER_PAUSE = (
-    5  # times summary_timeout_s: so at most a sixth of a session's time is spent waiting for a dead summariser
-)
+# times summary_timeout_s: so at most a sixth of a session's time is spent waiting for a dead summariser
+SUMMARISER_PAUSE = 5
 
 
 def compact(
@@ -143,6 +144,7 @@ def session_facts(
         subgoals=goal.subgoals,
         deferred=deferred,
         gives_way=gives_way,
+        saved_tokens=state.saved_tokens,
     )
 
 
@@ -381,7 +383,8 @@ def _write_summary(
         pause_s = SUMMARISER_PAUSE * (rules.summary_timeout_s or 120.0)
         open_session.summariser_paused_until_s = ports.clock.now_s() + pause_s
     if summary.live is not None:
-        open_session.live_prefix_failures = 0 if summary.live else open_session.live_prefix_failures + 1
+        change = -1 if summary.live else 1
+        open_session.live_prefix_failures = max(-MAX_FAILURES, open_session.live_prefix_failures + change)
     if not rules.probe or not summary.fallback_level.startswith("model"):
         return summary
     result = yield from probe(summary.text, plan.covered)
@@ -583,3 +586,10 @@ def gauge(
         compacts_at_tokens=compacts_at,
         until_compaction_tokens=until,
     )
+
+
+def costs(open_session: OpenSession, ports: Ports) -> CostLine:
+    """Returns what the session has cost, and would have cost with the economic trigger; in every process the same."""
+    facts = session_facts(open_session, "after_turn", overhead_tokens=open_session.window_tokens().tools)
+    case = CompactionInput(open_session.view(), facts, open_session.own_rules(), ports.counter)
+    return compared_cost(open_session.state, ports.prices, case.signals())

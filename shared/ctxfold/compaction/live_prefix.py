@@ -25,7 +25,7 @@ from ctxfold.session_state import OpenSession, SentRequest
 CACHE_S = 300.0  # the shortest time for which the large providers keep a prefix
 CACHEABLE_TOKENS = 1_024  # the shortest prefix that they cache
 CACHED_PRICE = 0.1  # of a token that is read from the cache, where no prices are known
-MAX_FAILURES = 2  # in a row; then this model does better with a transcript
+MAX_FAILURES = 2  # more than successes, of which as many count; then this model does better with a transcript
 FOREIGN_SHARE = 0.2  # of the span: messages within it that stay, such as pinned ones
 QUOTE_CHARS = 72
 # fields of a request body that give the reply another form than text

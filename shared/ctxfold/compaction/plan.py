@@ -38,6 +38,7 @@ class SessionFacts:
         deferred: summaries of tool outputs that are not shown yet, as entries by message id.
         gives_way: ids of messages that need not stay: the newest user message where it has its answer and no request can hold it,
             and the newest system message where the open turn has a newer one.
+        saved_tokens: tokens by which the view is shorter than without any compaction.
     """
 
     pins: Collection[str]
@@ -50,6 +51,7 @@ class SessionFacts:
     subgoals: tuple[Subgoal, ...] = ()
     deferred: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
     gives_way: frozenset[str] = frozenset()
+    saved_tokens: int = 0
 
     def kept(self, entries: Sequence[Entry], *, question: bool = True) -> frozenset[str]:
         """Returns the ids that stay verbatim even left of a cut, as `cuts.kept` does, without those in `gives_way`."""

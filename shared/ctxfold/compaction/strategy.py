@@ -17,7 +17,6 @@ from ctxfold.policy.settings import Policy
 from ctxfold.policy.triggers import Signals, Verdict, counts, evaluate
 from ctxfold.protocols import TokenCounter
 
-MODEL_SHARE = 0.6  # of a summary's limit; the rest is for sentences that are put back, which cost no model call
 MIN_FREE_TOKENS = 256  # a trigger may fire on a short history; freeing less is not worth a break of the prefix
 HEADING_TOKENS = 32  # role and heading, which come on top of a summary's limit
 
@@ -71,18 +70,20 @@ class CompactionInput:
         calls = sum(e.message.role == "assistant" for e in view.live)
         fixed = sum(e.tokens for e in view.system)
         compressed = sum(e.tokens for e in view.compressed)
-        live = view.tokens - fixed - compressed - sum(e.tokens for e in view.turn)
+        live: float = view.tokens - fixed - compressed - sum(e.tokens for e in view.turn)
+        if (last := view.last()) is not None and last.number and compressed:
+            # of the whole session: what is left after a compaction is a small sample
+            live = (self.touchable_tokens + self.facts.saved_tokens) * len(view.live) / last.number
         return Signals(
             used_tokens=self.used_tokens,
             budget_tokens=rules.budget_tokens,
-            context_window=rules.context_window,
             messages=len(view.live),
             turns=sum(e.message.role == "assistant" and not e.message.tool_calls for e in view.live),
             turns_since_summary=self.facts.turns_since_summary,
             idle_s=self.facts.idle_s,
             growth_tokens_per_call=live / calls if calls else 0.0,
-            size_after_tokens=fixed + rules.summary_tokens,
-            summary_tokens=int(MODEL_SHARE * rules.summary_tokens),
+            size_after_tokens=fixed + self.facts.overhead_tokens + rules.summary_tokens,
+            summary_tokens=rules.summary_tokens,
             tail_ratio=rules.tail_ratio,
             prompt_tokens=fixed,
         )

@@ -15,7 +15,6 @@ from ctxfold.compaction.extract import ARCHIVED_NOTE, Sentence, Source, extract
 from ctxfold.compaction.live_prefix import LivePrefix
 from ctxfold.compaction.plan import Writer
 from ctxfold.compaction.selection import summary_limit
-from ctxfold.compaction.strategy import MODEL_SHARE
 from ctxfold.compaction.transcript import DEFAULT_SUMMARY_PROMPT, pieces, request, transcript, without_tags
 from ctxfold.compaction.verify import (
     CHOSEN,
@@ -33,6 +32,7 @@ from ctxfold.history.view import Entry
 from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message, Part, ProviderSummary, TextPart, Usage, tool_result, user
 from ctxfold.policy.settings import Policy
+from ctxfold.policy.triggers import WRITTEN_SHARE
 from ctxfold.protocols import Request, TokenCounter
 from ctxfold.tokens.media import with_media_named
 
@@ -225,7 +225,7 @@ def _on_live_prefix(task: _Task, live: LivePrefix, window_tokens: int) -> Flow[S
 def _shares(task: _Task, window_tokens: int) -> tuple[int, int]:
     """Returns the tokens that the model's text may take, and those that are left for a transcript."""
     overhead = PROMPT_OVERHEAD_TOKENS + task.counter.count_text(task.rules.summary_prompt or DEFAULT_SUMMARY_PROMPT)
-    share = min(int(task.limit * MODEL_SHARE), max(32, (window_tokens - overhead) // 5))
+    share = min(int(task.limit * WRITTEN_SHARE), max(32, (window_tokens - overhead) // 5))
     if share < 16:
         raise SummarizationFailedError(f"only {task.limit} tokens are left for the summary: too few to ask a model")
     return share, max(MIN_ROOM_TOKENS, window_tokens - share - overhead)

@@ -37,7 +37,8 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.view import Entry, Prefix, View, WindowTokens, roles_of
 from ctxfold.messages import Message, Usage, is_final, is_prompt, is_question
-from ctxfold.policy.prices import CostLine, Prices, cost_line
+from ctxfold.policy.prices import MTOK, PER_TOKEN, CostLine, Prices, cost, cost_line
+from ctxfold.policy.triggers import Signals, compaction_at, optimal_height
 
 K = TypeVar("K", str, int)
 CLOSED_TURNS_KEPT = 256
@@ -512,3 +513,29 @@ def session_cost(state: SessionState, prices: Prices | None) -> CostLine | None:
         return None
     whole = state.usage.input_tokens + state.avoided_tokens
     return cost_line(state.usage, prices, uncompacted_input_tokens=whole, summaries=state.summary_usage)
+
+
+def compared_cost(state: SessionState, prices: Prices | None, signals: Signals) -> CostLine:
+    """Returns the cost of a session, and about what it would have been with the economic trigger.
+
+    Without prices it is in plain input tokens. The estimate takes the requests to have grown evenly, as only their sum is known.
+    """
+    known = prices or PER_TOKEN
+    line = replace(session_cost(state, known) or CostLine(), in_tokens=prices is None)
+    used, calls, fixed = state.usage, max(1, state.replies), signals.size_after_tokens - signals.summary_tokens
+    growth = max(0.01, 2 * ((used.input_tokens + state.avoided_tokens) / calls - fixed) / calls)
+    grown = replace(signals, growth_tokens_per_call=growth)
+    cheapest = optimal_height(known, grown)
+    if not used.cache_read_tokens:
+        uncached: dict[str, float] = dict.fromkeys(
+            ("cache_read_per_mtok", "cache_write_per_mtok"), known.input_per_mtok
+        )
+        known = known.model_copy(update=uncached)
+    after, once = compaction_at(known, grown, cheapest)
+    first = (cheapest - fixed) / growth  # calls until the first compaction
+    later = max(0.0, calls - first)
+    avoided = later * (fixed + growth * (first + calls) / 2 - (after + cheapest) / 2)
+    rewritten = state.compactions * (after - fixed) * (known.cache_write_per_mtok - known.cache_read_per_mtok)
+    read = known.cache_read_per_mtok * (state.avoided_tokens - avoided)
+    change = read + later * growth / (cheapest - after) * once - rewritten
+    return replace(line, with_economic=line.spent + change / MTOK - cost(state.summary_usage, known))

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from ctxfold.history.view import ZONES
 from ctxfold.messages import Usage
-from ctxfold.policy.prices import MTOK, Prices, cost
+from ctxfold.policy.prices import PER_TOKEN, cost
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -157,11 +157,8 @@ def _spent(columns: Sequence[_Column]) -> tuple[list[float], str]:
     """Returns the cost of each column and its unit: that of the session's prices, else a plain input token."""
     if any(t["cost"] is not None for c in columns for t in c.turns):
         return [math.fsum(t["cost"] or 0.0 for t in c.turns) for c in columns], ""
-    prices = Prices.relative()
     used = [[Usage(**t["usage"]) for t in c.turns if t["usage"] is not None] for c in columns]
-    return [
-        MTOK * math.fsum(cost(u, prices) for u in each) for each in used
-    ], " plain input tokens by Prices.relative()"
+    return [math.fsum(cost(u, PER_TOKEN) for u in each) for each in used], " plain input tokens by Prices.relative()"
 
 
 def _window_tokens(turn: Row) -> int:

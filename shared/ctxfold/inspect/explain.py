@@ -18,6 +18,7 @@ from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.view import Entry
 from ctxfold.inspect.html import window_html
 from ctxfold.messages import MediaPart, Message, ProviderSummary
+from ctxfold.policy.prices import CostLine
 from ctxfold.protocols import Ports, Store
 from ctxfold.session_state import OpenSession, known_records
 from ctxfold.tokens.media import described, shown_text
@@ -50,7 +51,8 @@ class Explanation:
     """The whole window, in tokens as the model counts them.
 
     `zones` has what the newest request held: "recalled" passages and "tools" too, which are no blocks. `used_tokens` is their
-    sum. A reply is a block before a request holds it. `gauge` says when the next compaction is due.
+    sum. A reply is a block before a request holds it. `gauge` says when the next compaction is due, and `cost` what the session has
+    cost and would have cost with EconomicTrigger.
     """
 
     session: str
@@ -63,6 +65,7 @@ class Explanation:
     prefix: PrefixStats
     zones: Mapping[str, int]
     gauge: WindowGauge
+    cost: CostLine
     now_s: float = 0.0
 
     def _repr_html_(self) -> str:
@@ -71,6 +74,7 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
         data["gauge"]["forecast"] = self.gauge.forecast
+        data["cost"]["text"] = str(self.cost)
         return data
 
     def __str__(self) -> str:
@@ -81,7 +85,7 @@ class Explanation:
         rows = [
             f"{b.zone:<8} {b.role:<10} {b.tokens:>6}  {b.reference:<6} {b.why:<34} {b.preview}" for b in self.blocks
         ]
-        return "\n".join([head, *rows])
+        return "\n".join([head, str(self.cost), *rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ class MessageExplanation:
     summaries: tuple[str, ...] = ()
 
 
-def explain(open_session: OpenSession, ports: Ports, gauge: WindowGauge) -> Flow[Explanation]:
+def explain(open_session: OpenSession, ports: Ports, gauge: WindowGauge, cost: CostLine) -> Flow[Explanation]:
     """Returns the explanation of the window, open turns included; reads the records of the visible messages."""
     with open_session.lock:
         size, view = open_session.window_tokens(), open_session.view_of_all()
@@ -118,6 +122,7 @@ def explain(open_session: OpenSession, ports: Ports, gauge: WindowGauge) -> Flow
         prefix=open_session.tracker.stats(),
         zones=size.zones,
         gauge=gauge,
+        cost=cost,
         now_s=ports.clock.now_s(),
     )
 

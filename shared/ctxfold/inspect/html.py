@@ -104,7 +104,7 @@ def _head(report: Row) -> str:
         f"{report['used_tokens']:,} of {report['budget_tokens']:,} tokens used, window {report['context_window']:,}, "
         f"epoch {report['epoch']}, {report['compactions']} compactions; {report['gauge']['forecast']}"
     )
-    return f"<h3>Session {escape(report['session'])}</h3><p>{escape(head)}</p>"
+    return f"<h3>Session {escape(report['session'])}</h3><p>{escape(head)}</p><p>{escape(report['cost']['text'])}</p>"
 
 
 def _window(report: Row, shown: Sequence[str]) -> str:

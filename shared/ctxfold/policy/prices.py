@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,6 +29,9 @@ class Prices(BaseModel):
         return cls(input_per_mtok=1, cache_read_per_mtok=read, cache_write_per_mtok=write, output_per_mtok=output)
 
 
+PER_TOKEN = Prices(**{name: MTOK * price for name, price in Prices.relative()})
+
+
 def cost(usage: Usage, prices: Prices) -> float:
     """Returns the cost of the usage. Reasoning counts as output, cache hits and cache writes as input."""
     plain = max(0, usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens)
@@ -44,25 +48,27 @@ def cost(usage: Usage, prices: Prices) -> float:
 class CostLine:
     """The cost of a session, summary calls included, and what the cache and compaction saved.
 
-    A saving is negative when caching or compaction cost more than it saved.
+    A saving is negative when caching or compaction cost more than it saved. `with_economic` is about what the session would have
+    cost with EconomicTrigger; 0 where nothing is known of that. Where no prices are known, all of it is `in_tokens`: in plain
+    input tokens, by `Prices.relative()`.
     """
 
     spent: float = 0.0
     saved_by_cache: float = 0.0
     saved_by_compaction: float = 0.0
+    with_economic: float = 0.0
+    in_tokens: bool = False
 
     def __add__(self, other: CostLine) -> CostLine:
-        return CostLine(
-            self.spent + other.spent,
-            self.saved_by_cache + other.saved_by_cache,
-            self.saved_by_compaction + other.saved_by_compaction,
-        )
+        spent, by_cache, by_compaction, economic, in_tokens = map(add, astuple(self), astuple(other))
+        return CostLine(spent, by_cache, by_compaction, economic, bool(in_tokens))
 
     def __str__(self) -> str:
+        form, unit = (",.0f", " plain input tokens") if self.in_tokens else (".4f", "")
         return (
-            f"spent {self.spent:.4f}, saved by cache {self.saved_by_cache:.4f}, "
-            f"saved by compaction {self.saved_by_compaction:.4f}"
-        )
+            f"spent {self.spent:{form}}{unit}, saved by cache {self.saved_by_cache:{form}}, "
+            f"saved by compaction {self.saved_by_compaction:{form}}"
+        ) + (f"; with EconomicTrigger() about {self.with_economic:{form}}" if self.with_economic else "")
 
 
 def cost_line(

@@ -12,6 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from ctxfold.errors import ConfigError
 from ctxfold.policy.prices import Prices
 
+# besides system prompt and tools: less is cheaper where messages are short, and holds next to nothing
+LEAST_TOKENS = 2_000
+WRITTEN_SHARE = 0.6  # of a summary's limit; the rest is for sentences that are put back, which cost no model call
+INSTRUCTION_TOKENS = 350  # of the request for a summary
+SIZES = 32  # compared in search of the cheapest one
+
 
 @dataclass(frozen=True, slots=True)
 class Signals:
@@ -19,14 +25,13 @@ class Signals:
 
     `used_tokens` is the size of the next request, `prompt_tokens` the part of it that is system prompts. `messages` and `turns`
     count the live conversation, without system prompts and summaries. `idle_s` is the time since the last call to the model. The
-    other four are for the economic trigger: the growth of the request from one call to the next, its size right after a
-    compaction, the length of a summary, and the share of the request before a compaction that stays verbatim in addition to
-    `size_after_tokens`.
+    other four are for the economic trigger: the growth of the request from one call to the next, its size after a compaction that
+    leaves nothing but system prompt, tools and a summary, the limit of a summary, and the share of what is compacted that stays
+    verbatim.
     """
 
     used_tokens: int
     budget_tokens: int
-    context_window: int
     messages: int = 0
     turns: int = 0
     turns_since_summary: int = 0
@@ -151,29 +156,39 @@ def evaluate(trigger: Trigger, signals: Signals) -> Verdict:
             assert_never(trigger)
 
 
-def optimal_height(
-    prices: Prices, *, growth: float, size_after: float, summary: float, tail_ratio: float = 0.0
-) -> float:
-    """Returns the context size H* at which compaction gives the lowest cost per call; infinite when it never saves anything.
+def optimal_height(prices: Prices, signals: Signals) -> float:
+    """Returns the context size with the lowest cost per call; the budget where no other is, or no growth per call is known."""
+    least = signals.size_after_tokens - signals.summary_tokens + LEAST_TOKENS
+    if least >= signals.budget_tokens or signals.growth_tokens_per_call <= 0:
+        return signals.budget_tokens
+    step = math.pow(signals.budget_tokens / least, 1 / SIZES)
+    sizes = (*(least * step**i for i in range(SIZES)), signals.budget_tokens)
+    return min(sizes, key=lambda height: cost_per_call(prices, signals, height))
 
-    Between two compactions the context grows from L to H, by g (`growth`) per call, in n = (H - L) / g calls. Of L, a
-    (`size_after`: system prompt and summary) is always the same, and the tail is a share t (`tail_ratio`) of H: L = a + t H. With
-    x = H - L that is L = (a + t x) / (1 - t) and L + H = (2 a + (1 + t) x) / (1 - t). Each call reads what is cached at price r:
-    n (L + H) / 2 tokens in all, so r (L + H) / 2 per call. Writing the g new tokens costs the same per call for every H. A
-    compaction costs once per cycle: the summariser reads H from the cache (of that, r L per cycle; the rest, r x = r g n, is again
-    the same per call), writes the summary, o S, and the next call writes the new context of L instead of reading it, w L. Of
-    (w + r) L + o S the part with x is the same per call too; the rest is F = (w + r) a / (1 - t) + o S. What depends on x:
 
-        c(x) = r (1 + t) x / (2 (1 - t)) + g F / x,   c'(x) = 0
-        =>   x* = sqrt(2 g F (1 - t) / (r (1 + t))),   H* = (x* + a) / (1 - t)
+def cost_per_call(prices: Prices, signals: Signals, height: float) -> float:
+    """Returns what a call costs where the context is compacted at that height, without what is the same for every height.
+
+    Between two compactions the context grows from L to H, by g (the growth) per call, in n = (H - L) / g calls, each of which reads
+    what is cached: (L + H) / 2 tokens in the mean, at price r. Writing the g new tokens costs the same for every H.
     """
-    read, write, output = prices.cache_read_per_mtok, prices.cache_write_per_mtok, prices.output_per_mtok
-    if read <= 0:
-        return math.inf
-    rest = 1 - tail_ratio
-    once = (write + read) * size_after / rest + output * summary
-    grown = math.sqrt(2 * growth * once * rest / (read * (1 + tail_ratio)))
-    return (grown + size_after) / rest
+    after, once = compaction_at(prices, signals, height)
+    return prices.cache_read_per_mtok * (after + height) / 2 + signals.growth_tokens_per_call * once / (height - after)
+
+
+def compaction_at(prices: Prices, signals: Signals, height: float) -> tuple[float, float]:
+    """Returns the context size after a compaction at that height, and what the compaction costs.
+
+    What stays is the system prompt, the tail, and a summary, which has at most half of what it stands for. The summariser reads
+    everything from the cache, but for its instruction, and writes the summary; the next call writes what follows the system prompt
+    instead of reading it.
+    """
+    fixed = signals.size_after_tokens - signals.summary_tokens
+    tail = signals.tail_ratio * (height - fixed)
+    summary = min(signals.summary_tokens, (height - fixed - tail) / 2)
+    rewritten = (prices.cache_write_per_mtok - prices.cache_read_per_mtok) * (summary + tail)
+    read = prices.cache_read_per_mtok * height + prices.input_per_mtok * INSTRUCTION_TOKENS
+    return fixed + summary + tail, rewritten + read + prices.output_per_mtok * WRITTEN_SHARE * summary
 
 
 def with_prices(trigger: Trigger, table: Mapping[str, Prices]) -> Trigger:
@@ -221,7 +236,7 @@ def due_at(trigger: Trigger, signals: Signals) -> int | None:
         case TokensTrigger(at=at, count_prompts=all_of_it):
             return at if all_of_it else at + signals.prompt_tokens
         case EconomicTrigger():
-            return math.ceil(min(signals.budget_tokens, _cheapest_height(trigger, signals)))
+            return math.ceil(optimal_height(_prices(trigger), signals))
         case AllOf(triggers=triggers):
             sizes = [due_at(t, signals) for t in triggers]
             return None if None in sizes else max(size for size in sizes if size is not None)
@@ -242,38 +257,22 @@ def _cold(trigger: ColdCacheTrigger, signals: Signals) -> Verdict:
 
 
 def _economic(trigger: EconomicTrigger, signals: Signals) -> Verdict:
-    used, budget, growth = signals.used_tokens, signals.budget_tokens, signals.growth_tokens_per_call
-    best = _cheapest_height(trigger, signals)
-    if growth <= 0:
-        return Verdict(
-            used >= budget, f"{used:,} of {budget:,} tokens, no growth per call known: due when the budget is full"
-        )
-    height = min(best, budget)
-    after = signals.size_after_tokens + signals.tail_ratio * height
-    why = f"cheapest at {best:,.0f}" if best <= budget else "the budget comes before the cheapest size"
+    used, growth = signals.used_tokens, signals.growth_tokens_per_call
+    height = optimal_height(_prices(trigger), signals)
+    after, _ = compaction_at(_prices(trigger), signals, height)
+    why = "cheapest" if height < signals.budget_tokens else "the budget comes before the cheapest size"
     return Verdict(
         used >= height,
-        f"{used:,} of {height:,.0f} tokens ({why}: growth {growth:,.0f} per call, {after:,.0f} after a "
-        f"compaction, summary {signals.summary_tokens:,})",
+        f"{used:,} of {height:,.0f} tokens ({why}: growth {growth:,.0f} per call, {after:,.0f} after a compaction)",
     )
 
 
-def _cheapest_height(trigger: EconomicTrigger, signals: Signals) -> float:
-    """Returns the size with the lowest cost per call; the budget as long as no growth per call is known."""
-    prices = trigger.prices
-    if isinstance(prices, str):
+def _prices(trigger: EconomicTrigger) -> Prices:
+    if isinstance(trigger.prices, str):
         raise ConfigError(
-            f"the economic trigger has no prices for model {prices!r}: call with_prices(trigger, table) first"
+            f"the economic trigger has no prices for model {trigger.prices!r}: call with_prices(trigger, table) first"
         )
-    if signals.growth_tokens_per_call <= 0:
-        return signals.budget_tokens
-    return optimal_height(
-        prices,
-        growth=signals.growth_tokens_per_call,
-        size_after=signals.size_after_tokens,
-        summary=signals.summary_tokens,
-        tail_ratio=signals.tail_ratio,
-    )
+    return trigger.prices
 
 
 def _joined(verdicts: list[Verdict], word: str, *, due: bool) -> Verdict:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Unpack, cast
 
 from ctxfold._lifecycle import SharesSessions
-from ctxfold.compaction.compact import gauge
+from ctxfold.compaction.compact import costs, gauge
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
 from ctxfold.connect import ports, session_rules
 from ctxfold.effects import Flow, async_method, sync_method
@@ -19,7 +19,6 @@ from ctxfold.engine.request import RequestOptions, options_from
 from ctxfold.engine.turn import OpenReply, TurnInput
 from ctxfold.errors import ConfigError
 from ctxfold.events import Rewriter, Subscriber, WindowGauge
-from ctxfold.history.log import session_cost
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
@@ -62,6 +61,8 @@ class SessionUsage:
     `reported` is the sum of the usage that the provider reported for the replies. `summaries` is the usage of the
     `summary_calls` to the summariser, which `reported` leaves out.
 
+    `cost` also says what the session would have cost with EconomicTrigger.
+
     `turns_since_summary` counts the turns since the last hard compaction; None before the first.
     """
 
@@ -72,7 +73,7 @@ class SessionUsage:
     window_tokens: int
     budget_tokens: int
     prefix: PrefixStats
-    cost: CostLine | None = None
+    cost: CostLine = field(default_factory=CostLine)
     turns_since_summary: int | None = None
     summaries: Usage = field(default_factory=Usage)
     summary_calls: int = 0
@@ -397,14 +398,14 @@ class AgentContext(SessionHandle, SharesSessions):
     @sync_method
     def explain(self) -> Flow[Explanation]:
         """Explains why the window holds what it holds: print the result, call `to_dict()`, or show it in a notebook."""
-        return self._edit(lambda e, s: explain(s, e.ports, gauge(s, s.stage(), e.ports.counter)))
+        return self._edit(lambda e, s: explain(s, e.ports, gauge(s, s.stage(), e.ports.counter), costs(s, e.ports)))
 
     aexplain = async_method(explain)
 
     @sync_method
     def inspect(self) -> Flow[Inspection]:
         """Reports on the window, its history, and where every message is now; reads the log."""
-        return self._edit(lambda e, s: inspect(s, e.ports, gauge(s, s.stage(), e.ports.counter)))
+        return self._edit(lambda e, s: inspect(s, e.ports, gauge(s, s.stage(), e.ports.counter), costs(s, e.ports)))
 
     ainspect = async_method(inspect)
 
@@ -436,7 +437,7 @@ class AgentContext(SessionHandle, SharesSessions):
             window_tokens=open_session.window_tokens().total,
             budget_tokens=open_session.window_rules().budget_tokens,
             prefix=open_session.tracker.stats(),
-            cost=session_cost(state, self._engine.ports.prices),
+            cost=costs(open_session, self._engine.ports),
             summaries=state.summary_usage + open_session.unbooked_usage,
             summary_calls=state.summary_calls + open_session.unbooked_calls,
         )
