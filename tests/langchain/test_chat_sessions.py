@@ -25,7 +25,6 @@ from ctxfold import (
     IdsRepeated,
     MemoryStore,
     MessageTooLargeError,
-    OrphanToolResultError,
     SessionNotFoundError,
 )
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
@@ -314,7 +313,6 @@ def test_bad_input_leaves_the_session_as_it_was(chat: ChatCtx, echoing: ModelSer
     chat.invoke([HumanMessage("before", id="h1")])
     cases: list[tuple[list[BaseMessage], type[Exception]]] = [
         ([], EmptyMessagesError),
-        ([ToolMessage("x", tool_call_id="nope")], OrphanToolResultError),
         ([HumanMessage(WORDS * 500)], MessageTooLargeError),
     ]
     for messages, error in cases:
@@ -324,6 +322,14 @@ def test_bad_input_leaves_the_session_as_it_was(chat: ChatCtx, echoing: ModelSer
     assert len(echoing.requests) == 1
     with pytest.raises(lc.ContextOverflowError):
         chat.invoke(WORDS * 500)
+    chat.invoke([ToolMessage("x", tool_call_id="nope")])
+    assert echoing.requests[-1].body["messages"][-1] == {"role": "user", "content": "Result of a tool call:\nx"}
+
+
+def test_a_reserve_of_the_policy_goes_before_the_limit_of_a_reply(echoing: ModelServer) -> None:
+    for policy, reserve in (({}, 100), ({"reply_reserve_tokens": 300}, 300)):
+        with made(echoing, session="s", context_window=4_000, max_tokens=100, policy=policy) as chat:
+            assert chat.context().rules().reply_reserve_tokens == reserve
 
 
 def test_l2_an_id_that_came_with_another_text_is_no_reason_to_stop(chat: ChatCtx) -> None:

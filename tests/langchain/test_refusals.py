@@ -174,3 +174,31 @@ def test_messages_of_langchains_own_packages_are_read_as_before(provider: str) -
     with ModelServer(script=lambda _: anthropic() if provider == "anthropic" else deepseek()) as server:
         if provider in ("anthropic", "openai"):
             assert chat(server, provider).invoke("hello").response_metadata["model_provider"] == f"ctx-{provider}"
+
+
+@pytest.mark.parametrize(
+    ("wire", "field", "own", "format_of"),
+    [
+        ("gemini", "generationConfig", {"topK": 3}, "responseJsonSchema"),
+        ("openai_responses", "text", {"verbosity": "low"}, "format"),
+    ],
+)
+def test_a_schema_leaves_what_stands_beside_it_in_its_field(wire: Any, field: str, own: Any, format_of: str) -> None:
+    said = '{"text": "Yes."}'
+    part = {"type": "output_text", "text": said, "annotations": []}
+    replies = {
+        "gemini": {"candidates": [{"content": {"role": "model", "parts": [{"text": said}]}, "finishReason": "STOP"}]},
+        "openai_responses": {
+            "object": "response",
+            "status": "completed",
+            "output": [{"type": "message", "id": "msg_1", "role": "assistant", "content": [part]}],
+        },
+    }
+    provider = "gemini" if wire == "gemini" else "openai"
+    with ModelServer(script=lambda _: _json(replies[wire])) as server:
+        model = ChatCtx(provider=provider, wire=wire, base_url=server.base_url, api_key="k", model="m")  # type: ignore[arg-type]
+        answers = model.with_structured_output(SCHEMA, method="json_schema", **{field: own})
+        assert answers.invoke("hello") == {"text": "Yes."}
+    sent = server.requests[0].body[field]
+    assert own.items() <= sent.items()
+    assert format_of in sent

@@ -1352,7 +1352,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_reserve_of_the_settings_gives_way_to_the_limit",
             'reserve = rules.pop("reply_reserve_tokens", max_tokens)',
             'reserve = max_tokens or rules.pop("reply_reserve_tokens", None)',
-            "langchain/test_chat_sessions.py::test_bad_input_leaves_the_session_as_it_was",
+            "langchain/test_chat_sessions.py::test_a_reserve_of_the_policy_goes_before_the_limit_of_a_reply",
         ),
     ),
     *of(
@@ -1374,6 +1374,21 @@ MUTANTS: tuple[Mutant, ...] = (
             'named = [m if m.id == i else m.model_copy(update={"id": i}) for',
             "named = [m for",
             "langchain/test_list_ids.py::test_l2_a_list_whose_messages_all_have_one_id_goes_on",
+        ),
+    ),
+    *of(
+        "../../langchain_ctx/tools.py",
+        (
+            "a_schema_replaces_other_settings_of_gemini",
+            '"generationConfig": {**generation, **fields}',
+            '"generationConfig": fields',
+            "langchain/test_refusals.py::test_a_schema_leaves_what_stands_beside_it_in_its_field",
+        ),
+        (
+            "a_schema_replaces_other_settings_of_the_text",
+            '"text": {**text, "format"',
+            '"text": {"format"',
+            "langchain/test_refusals.py::test_a_schema_leaves_what_stands_beside_it_in_its_field",
         ),
     ),
 )
