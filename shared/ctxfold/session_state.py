@@ -682,4 +682,4 @@ def index_entries(originals: Sequence[tuple[int, Message]]) -> Flow[tuple[Docume
 
 def searchable_chars(message: Message) -> int:
     """Returns how many characters of a message can be searched."""
-    return len(message.text) + sum(len(c.arguments) for c in message.tool_calls)
+    return len(message.text) + sum([len(c.arguments) for c in message.tool_calls])

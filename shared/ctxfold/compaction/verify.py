@@ -320,7 +320,9 @@ def verbatim_lines(
         new_words = len(sentence.words - placed)
         if not sentence.values - placed and new_words < NEW_WORDS * len(sentence.words) and not sentence.open_call:
             continue
-        if used + 2 + _least_tokens(sentence.text) > limit_tokens:
+        # no token has two words, and few have many characters
+        least = max(len(sentence.text) // MAX_TOKEN_CHARS, min(sentence.text.count(" "), len(sentence.text) // 6))
+        if used + 2 + least > limit_tokens:
             continue  # too long by any counter, and there may be thousands
         cost = counter.count_text(_shown(sentence, references)) + 1
         if used + cost > limit_tokens:
@@ -334,11 +336,6 @@ def verbatim_lines(
         tuple(_shown(s, references) for s in chosen if s.message_id in data),
         len(missing) - len(chosen),
     )
-
-
-def _least_tokens(text: str) -> int:
-    """Returns a number of tokens that every counter finds in the text: no token has two words, and few have many characters."""
-    return max(len(text) // MAX_TOKEN_CHARS, min(text.count(" "), len(text) // 6))
 
 
 def _shown(sentence: Sentence, references: bool) -> str:

@@ -357,7 +357,7 @@ class Engine:
     def count_long(self, messages: Sequence[Message]) -> Flow[None]:
         """Counts long messages off the event loop; the counter keeps the numbers."""
         for message in messages:
-            media = sum(len(part.data) for part in message.parts if isinstance(part, MediaPart))
+            media = sum([len(part.data) for part in message.parts if isinstance(part, MediaPart)])
             if media + searchable_chars(message) >= LONG_CHARS:
                 yield from Call(partial(self.ports.counter.count, message))
 

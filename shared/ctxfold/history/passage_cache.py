@@ -10,7 +10,7 @@ import sys
 import threading
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -28,7 +28,8 @@ from ctxfold.lru import LruCache, lazy_pattern
 from ctxfold.messages import Message, ToolCallPart
 from ctxfold.tokens.media import with_media_named
 
-SIZE = 256  # messages
+# messages of so many characters: a question reads a hundred of them, and the next question others; of longer ones a quarter
+SIZE, SHORT_CHARS = 1_024, 1_000
 CHUNK_SENTENCES = 4  # that get a vector together
 LONG_ARGUMENTS = 320  # characters; shorter arguments of a tool call stay as they came
 
@@ -96,16 +97,17 @@ class PassageCache:
 
     def __init__(self, size: int = SIZE) -> None:
         self.hits = Hits()
-        self._by_seq: LruCache[int, Reading] = LruCache(size)
+        self._short, self._long = LruCache[int, Reading](size), LruCache[int, Reading](size // 4)
         self._live: tuple[Mapping[int, Message], LiveIndex] = {}, LiveIndex()
 
-    def known(self, seqs: Iterable[int]) -> dict[int, Reading]:
-        return self._by_seq.get_many(seqs)
+    def known(self, seqs: Collection[int]) -> dict[int, Reading]:
+        return self._short.get_many(seqs) | self._long.get_many(seqs)
 
     def keep(self, records: Iterable[Record]) -> dict[int, Reading]:
         """Returns and caches the readings of these records; those without a message are left out."""
         readings = {r.seq: each for r in records if (each := reading(r)) is not None}
-        self._by_seq.update(readings)
+        self._short.update({seq: each for seq, each in readings.items() if len(each.text) <= SHORT_CHARS})
+        self._long.update({seq: each for seq, each in readings.items() if len(each.text) > SHORT_CHARS})
         return readings
 
     def unread(self, messages: Mapping[int, Message]) -> list[Message]:
