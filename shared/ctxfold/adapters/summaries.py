@@ -84,7 +84,16 @@ class SummaryWriter:
 
 
 class CompactionSettings(TypedDict, total=False):
-    """The settings of `compact_messages`."""
+    """The settings of `compact_messages`.
+
+    Attributes:
+        preserve_n_last: how many of the newest messages stay, 4 by default.
+        strategy: the name of a built-in strategy, "summarize" by default, or an object of your own: see docs/strategies.md.
+        summarizer: the model that writes a summary; without one it is extractive.
+        counter: counts tokens; without one tiktoken does.
+        context_window: the window in tokens for which the strategy decides; without one it is such that all messages fit.
+        summary_tokens: upper limit of a summary, 1,024 by default.
+    """
 
     preserve_n_last: int
     strategy: str | Strategy | Summarizer
@@ -100,15 +109,9 @@ def compact_messages(
     """Returns the messages as a strategy compacts them. The list itself is not changed, and nothing is stored.
 
     Kept word for word are system prompts, the messages whose ids are `pinned` (with their tool rounds), the newest user message
-    and the newest `preserve_n_last`, which grow to whole tool rounds.
-
-    Args:
-        preserve_n_last: how many of the newest messages stay, 4 by default.
-        strategy: the name of a built-in strategy, "summarize" by default, or an object of your own: see docs/strategies.md.
-        summarizer: the model that writes a summary; without one it is extractive.
-        counter: counts tokens; without one tiktoken does.
-        context_window: the window in tokens for which the strategy decides; without one it is such that all messages fit.
-        summary_tokens: upper limit of a summary, 1,024 by default.
+    and the newest `preserve_n_last`, 4 by default, which grow to whole tool rounds. The strategy is "summarize" by default, and its
+    summary has at most `summary_tokens`, 1,024 by default; without a `summarizer` it is extractive. Without a `context_window` all
+    messages fit.
 
     Raises:
         NotEnoughHistoryError: nothing can be compacted.
