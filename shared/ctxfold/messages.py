@@ -296,6 +296,18 @@ def is_prompt(message: Message) -> bool:
     return message.role == "system" and message.kind == "message"
 
 
+def says_something(message: Message) -> bool:
+    """Returns False for a question or an answer without any content, which services refuse or waste a turn on."""
+    return message.role not in ("user", "assistant") or any(
+        part.text.strip() or part.extra
+        if isinstance(part, TextPart)
+        else not isinstance(part, Opaque)
+        or part.namespace == REFUSAL
+        or '"function_call":' in part.json  # before tools
+        for part in message.parts
+    )
+
+
 def is_final(message: Message) -> bool:
     """Returns True for a message that ends a turn: an assistant message without tool calls."""
     return message.role == "assistant" and not message.tool_calls

@@ -51,7 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_empty_message_is_sent_again",
-            " if says_something(entry.message) or entry is entries[-1]]",
+            " if says_something(entry.message) or entry is view[-1]]",
             " if True]",
             "wire/test_legal_windows.py::test_l7_empty_messages_are_left_out_of_requests_and_stay_in_the_log",
         ),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ctxfold.history.alternation import says_something
 from ctxfold.history.cuts import waiting_calls, with_known_calls, with_results_together
-from ctxfold.messages import Message, ToolCallPart, content_key, result_as_text, tool_result
+from ctxfold.messages import Message, ToolCallPart, content_key, result_as_text, says_something, tool_result
 
 NO_RESULT = "(no result: the run ended before this call returned)"
 

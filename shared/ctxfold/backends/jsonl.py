@@ -16,8 +16,7 @@ from ctxfold.backends.gemini.jsonl import gemini_message, gemini_row
 from ctxfold.backends.openai_chat.jsonl import openai_message, openai_row
 from ctxfold.backends.openai_responses.jsonl import is_responses_row, responses_message, responses_row
 from ctxfold.errors import MessageError
-from ctxfold.history.alternation import says_something
-from ctxfold.messages import Message, MessageKind, Part, Role, Usage, Visibility, validated
+from ctxfold.messages import Message, MessageKind, Part, Role, Usage, Visibility, says_something, validated
 from ctxfold.validation import as_dict, as_dicts, as_list, as_text, is_a, json_problem
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from ctxfold.compaction.plan import Plan
 from ctxfold.compaction.strategy import CompactionInput
 from ctxfold.compaction.transcript import live_request, prompt_for
-from ctxfold.history.alternation import alternating, says_something
+from ctxfold.history.alternation import alternating
 from ctxfold.history.cuts import legal_cuts
 from ctxfold.history.prefix import begins_with
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.view import Entry
-from ctxfold.messages import Message, is_final
+from ctxfold.messages import Message, is_final, says_something
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Ports, Request, capabilities_of
 from ctxfold.session_state import OpenSession, SentRequest

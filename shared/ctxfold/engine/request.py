@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from ctxfold.engine.fit import Window
 from ctxfold.errors import ConfigError
-from ctxfold.history.alternation import alternating, says_something
-from ctxfold.history.view import Entry
-from ctxfold.messages import Message, Role, TextPart, ToolSpec
+from ctxfold.history.alternation import alternating
+from ctxfold.history.view import Entry, roles_of
+from ctxfold.messages import Message, Role, TextPart, ToolSpec, says_something
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import ContextBackend, Request, TokenCounter, capabilities_of
 from ctxfold.session_state import OpenSession
@@ -193,8 +193,9 @@ def build_request(
     open_session: OpenSession, window: Window, options: Options, *, model: str, rules: Policy, scratch_role: Role
 ) -> Request:
     """Returns the request that shows `model` this window, with the marks by which a backend sets its cache points."""
-    entries = list(window.view)
-    view = [entry for entry in entries if says_something(entry.message) or entry is entries[-1]]
+    view = list(window.view)
+    if "" in window.view.live_roles | roles_of(window.view.turn):
+        view = [entry for entry in view if says_something(entry.message) or entry is view[-1]]
     stored = [entry.message for entry in view]
     messages = place_scratch(stored, Scratch(options.scratch or "", scratch_role), window.recalled)
     refused_seq = open_session.refused_seqs.get(model, 0)

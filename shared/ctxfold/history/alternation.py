@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ctxfold.messages import REFUSAL, Message, Opaque, Part, ReasoningPart, TextPart, assistant, user
+from ctxfold.messages import Message, Opaque, Part, ReasoningPart, TextPart, assistant, user
 
 NOBODY_ASKED = "(The assistant speaks first.)"  # a conversation has to begin with the user's turn
 NOT_ANSWERED = "(The assistant has not answered yet.)"  # the user speaks right after a tool's result
@@ -41,18 +41,6 @@ def later_system_as_users(messages: Sequence[Message]) -> Sequence[Message]:
     if not any(message.role == "system" for message in messages[head:]):
         return messages
     return [m.with_role("user") if m.role == "system" and i > head else m for i, m in enumerate(messages)]
-
-
-def says_something(message: Message) -> bool:
-    """Returns False for a question or an answer without any content, which services refuse or waste a turn on."""
-    return message.role not in ("user", "assistant") or any(
-        part.text.strip() or part.extra
-        if isinstance(part, TextPart)
-        else not isinstance(part, Opaque)
-        or part.namespace == REFUSAL
-        or '"function_call":' in part.json  # before tools
-        for part in message.parts
-    )
 
 
 def _joined(first: Message, second: Message) -> Message:

@@ -336,8 +336,8 @@ class SessionState:
         if leads:
             self.system.append(entry)
         else:
-            if entry.message.role not in self._live_roles() or entry.message.kind != "message":
-                self.live_roles = self._live_roles() | roles_of((entry,))
+            if not (roles := roles_of((entry,))) <= self._live_roles():
+                self.live_roles = self._live_roles() | roles
             self.live.append(entry)
         self.tokens += entry.tokens
 

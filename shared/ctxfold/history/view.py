@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import overload
 
-from ctxfold.messages import Message, is_final, is_question
+from ctxfold.messages import Message, is_final, is_question, says_something
 
 ZONES = ("system", "summary", "section", "live", "recalled", "tools")  # of a window
 
@@ -71,8 +71,9 @@ class Prefix(Sequence[Entry]):
 
 
 def roles_of(entries: Iterable[Entry]) -> frozenset[str]:
-    """Returns the roles among the entries, of summaries and sections their kind."""
-    return frozenset([m.role if m.kind == "message" else m.kind for m in (e.message for e in entries)])
+    """Returns the roles among the entries, of summaries and sections their kind, and "" where one says nothing."""
+    messages = [e.message for e in entries]
+    return frozenset([(m.role if m.kind == "message" else m.kind) if says_something(m) else "" for m in messages])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +146,8 @@ class View:
     def measured(self, *, recalled: int = 0, tools: int = 0, ratio: float = 1.0) -> WindowTokens:
         """Returns the size of a window that shows this view, with these tokens for what else is in it."""
         zones: dict[str, int] = {}
-        plain = self.live_roles.isdisjoint(
-            ("summary", "section")
-        )  # then they are all in one zone, and need not be gone through
+        # without these all are in one zone, and need not be gone through
+        plain = self.live_roles.isdisjoint(("summary", "section"))
         for zone, entry in self.by_zone(live=not plain):
             zones[zone] = zones.get(zone, 0) + entry.tokens
         if plain:
