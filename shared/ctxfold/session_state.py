@@ -243,7 +243,7 @@ class OpenSession:
     def forget_texts(self) -> None:
         """Drops all that was made from the conversation's texts, as an erasure demands."""
         self.erasures += 1
-        self.passage_cache = PassageCache()
+        self.passage_cache, self.vectors = PassageCache(), Vectors()
         self.request_texts.clear()
         self.tool_summaries.unwritten.clear()
         self.background_summary.ready = self.goal_state.ready = self.compaction_pause = self.argument_pause = None

@@ -361,3 +361,33 @@ def test_damaged_vectors_are_told() -> None:
     copy = Vectors()
     copy.unpack({1: data})
     assert copy.nearest([1.0, 2.0], 1, ()) == vectors.nearest([1.0, 2.0], 1, ())
+
+
+def test_vectors_of_an_erased_log_are_none_of_the_one_that_follows(anywhere: Any, make: Make) -> None:
+    """Another worker erases the session, and begins it anew: its messages have the numbers of the erased ones."""
+    one, two = filled(make, anywhere, Counting()), opened(make, anywhere, Counting())
+    for number in range(10):
+        one.add(turns(2, start=70 + 2 * number))
+        assert "crimson" in recalled(one)
+    two.erase_session()
+    again = opened(make, anywhere, Counting())
+    again.add([user("Good morning.", id="n0"), assistant("Good morning.", id="n1")])
+    again.add(
+        [*turns(6, start=100), user("Her car is red.", id="n2"), assistant("Fine.", id="n3"), *turns(5, start=110)]
+    )
+    told = recalled(one)
+    assert "Her car is red." in told
+    assert "crimson" not in told
+
+
+def test_no_vector_of_an_erased_message_stays_in_memory(anywhere: Any, make: Make) -> None:
+    embedder = Counting()
+    one, two = filled(make, anywhere, embedder), opened(make, anywhere, Counting())
+    assert "crimson" in recalled(one)
+    seq = next(r.seq for r in one.ctx.store.find(KEY, ["m:m1"]))
+    assert (seq, 0) in opened_session(one.ctx).vectors
+    embedder.asked.clear()
+    two.erase("m1")
+    recalled(one)
+    assert (seq, 0) not in opened_session(one.ctx).vectors
+    assert embedder.messages == [], "the others are in the store"

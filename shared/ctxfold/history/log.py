@@ -336,8 +336,7 @@ class SessionState:
         if leads:
             self.system.append(entry)
         else:
-            if not (roles := roles_of((entry,))) <= self._live_roles():
-                self.live_roles = self._live_roles() | roles
+            self.live_roles = self._live_roles() | roles_of((entry,))
             self.live.append(entry)
         self.tokens += entry.tokens
 

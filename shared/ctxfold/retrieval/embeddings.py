@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ctxfold.effects import Call, Effect, Flow, Start, StoreCall
 from ctxfold.errors import StoreCorruptError
-from ctxfold.history.passage_cache import CHUNK_SENTENCES, Chunk, unit
+from ctxfold.history.passage_cache import CHUNK_SENTENCES, Chunk, Vectors, unit
 from ctxfold.history.prompt_safety import without_private_keys
 from ctxfold.history.records import Compacted, SessionKey
 from ctxfold.history.snapshot import stored_message
@@ -61,10 +61,10 @@ def near_chunks(
     """
     if ports.embedder is None:
         return {}
-    work = _Work(open_session, ports.embedder, keeps=ports.store.capabilities.vectors)
-    first_question = not open_session.vectors.embedder
-    query_vector = yield from _embedded_query(work, query)
     vectors, head = open_session.vectors, open_session.state.head
+    work = _Work(open_session, ports.embedder, vectors, keeps=ports.store.capabilities.vectors)
+    first_question = not vectors.embedder
+    query_vector = yield from _embedded_query(work, query)
     last = min(head, vectors.upto + NEWEST_RECORDS)
     if last > vectors.upto:
         yield from _embed_compacted(work, vectors.upto, last)
@@ -82,16 +82,20 @@ def near_chunks(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The parts needed to embed messages of a session; `keeps` says that the store keeps the vectors."""
+    """The parts needed to embed messages of a session; `keeps` says that the store keeps the vectors.
+
+    An erasure gives the session new `vectors`; work under way keeps its own, and stores none of them.
+    """
 
     open_session: OpenSession
     embedder: Embedder
+    vectors: Vectors
     keeps: bool
 
 
 def _embedded_query(work: _Work, query: str) -> Flow[Sequence[float]]:
     """Returns the query's vector. With the first one, finds out which of the stored vectors this embedder has made."""
-    open_session, vectors = work.open_session, work.open_session.vectors
+    open_session, vectors = work.open_session, work.vectors
     if vectors.embedder:
         (query_vector,) = yield from Embed(work.embedder, [query])
         return query_vector
@@ -117,7 +121,7 @@ def _read_stored(work: _Work, name: str, last: int) -> Flow[None]:
     for first in range(1, last + 1, STORED_RECORDS):
         seqs = range(first, min(first + STORED_RECORDS, last + 1))
         stored = yield from StoreCall(VectorIndex.vectors, work.open_session.key, name, seqs=seqs)
-        work.open_session.vectors.unpack(stored)
+        work.vectors.unpack(stored)
 
 
 def share_vectors(source: SessionKey, key: SessionKey, head: int) -> Flow[None]:
@@ -151,15 +155,15 @@ def _embed_compacted(work: _Work, after: int, upto: int) -> Flow[None]:
 
 def _keep(work: _Work, seqs: Iterable[int], *, upto: int) -> Flow[None]:
     """Stores the vectors of these messages, and up to where all are stored."""
-    vectors = work.open_session.vectors
-    if work.keeps:
+    vectors = work.vectors
+    if work.keeps and vectors is work.open_session.vectors:
         rows = {0: _encoded_mark(max(upto, vectors.upto), vectors.filled_from, vectors.probe), **vectors.packed(seqs)}
         yield from StoreCall(VectorIndex.put_vectors, work.open_session.key, vectors.embedder, rows)
 
 
 def _fill_in_background(work: _Work) -> Flow[None]:
     """Embeds what was compacted long before the first question. Never fails: the next question tries again."""
-    vectors = work.open_session.vectors
+    vectors = work.vectors
     try:
         while vectors.filled_from:
             yield from _fill(work)
@@ -171,7 +175,7 @@ def _fill_in_background(work: _Work) -> Flow[None]:
 
 def _fill(work: _Work) -> Flow[None]:
     """Embeds what was compacted in the records just before those that are done."""
-    vectors, key = work.open_session.vectors, work.open_session.key
+    vectors, key = work.vectors, work.open_session.key
     first = max(0, vectors.filled_from - FILLED_RECORDS)
     yield from _embed_compacted(work, first, vectors.filled_from)
     vectors.filled_from = first
@@ -186,7 +190,7 @@ def _drop_others(work: _Work) -> Flow[None]:
     if not work.keeps:
         return
     for name in (yield from StoreCall(VectorIndex.embedders, work.open_session.key)):
-        if name != work.open_session.vectors.embedder:
+        if name != work.vectors.embedder:
             yield from StoreCall(VectorIndex.drop_vectors, work.open_session.key, name)
 
 
@@ -204,7 +208,7 @@ def _encoded_mark(upto: int, filled_from: int, probe: Sequence[float]) -> bytes:
 
 def _embed(work: _Work, messages: Mapping[int, Message]) -> Flow[None]:
     """Embeds the chunks of messages, by seq, that have no vector yet, neither here nor in the store, and keeps these."""
-    vectors = work.open_session.vectors
+    vectors = work.vectors
     texts: dict[Chunk, str] = {}
     for seq, message in messages.items():
         said = parts_of(without_private_keys(message.text)) if message.kind == "message" else ()
