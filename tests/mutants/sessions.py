@@ -174,9 +174,15 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "recall_keeps_erased_passages",
-            "        self.passage_cache = PassageCache()\n",
-            "",
+            "self.passage_cache, self.vectors = PassageCache(), Vectors()",
+            "self.vectors = Vectors()",
             "erasure/test_erase_meanwhile.py::test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased",
+        ),
+        (
+            "vectors_of_an_erased_log_stay",
+            "self.passage_cache, self.vectors = PassageCache(), Vectors()",
+            "self.passage_cache = PassageCache()",
+            "retrieval/test_kept_vectors.py",
         ),
         (
             "texts_of_sections_keep_what_is_erased",
