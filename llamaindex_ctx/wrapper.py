@@ -572,10 +572,15 @@ class ContextLLM(FunctionCallingLLM, Closing):
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         return await self.inner.astream_complete(prompt, formatted=formatted, **kwargs)
 
-    def _prepare_chat_with_tools(self, tools: Sequence[BaseTool], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    # LlamaIndex hands on `tool_required` only to a method with a parameter of that name
+    def _prepare_chat_with_tools(
+        self, tools: Sequence[BaseTool], *args: Any, tool_required: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
         replies = kwargs.pop(REPLIES, [])
         inner: Any = self._calling()
-        prepared: dict[str, Any] = inner._prepare_chat_with_tools_compat(tools, *args, **kwargs)
+        prepared: dict[str, Any] = inner._prepare_chat_with_tools_compat(
+            tools, *args, tool_required=tool_required, **kwargs
+        )
         one_call = not kwargs.get("allow_parallel_tool_calls")
         return {**prepared, ONE_CALL: one_call, PARSED: any(map(is_output_class, tools)), REPLIES: replies}
 

@@ -30,6 +30,7 @@ from ctxfold.backends.openai_chat.parse import TagSplitter
 from ctxfold.compaction.probe import probe
 from ctxfold.history.terms import sentences, stretches, terms
 from ctxfold.history.view import Entry
+from ctxfold.lru import _LazyPattern  # pyright: ignore[reportPrivateUsage]
 from tests.benchmarks.hostile_text import UNITS, body, pass_through
 from tests.timing import cpu_s
 
@@ -81,6 +82,8 @@ def patterns() -> Iterator[tuple[str, re.Pattern[Any]]]:
 
 
 def _held(value: object, name: str, depth: int = 0) -> Iterator[tuple[str, re.Pattern[Any]]]:
+    if isinstance(value, _LazyPattern):
+        value = re.compile(*value._made_of)  # pyright: ignore[reportPrivateUsage]
     if isinstance(value, re.Pattern):
         yield name, value
     elif depth < 4 and isinstance(value, tuple | list | frozenset):
