@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,16 @@ from typing import Any
 import pytest
 
 from ctxfold.testing import ModelServer
+
+
+@pytest.fixture(autouse=True)
+def own_clients() -> Iterator[None]:
+    """Some packages keep one HTTP client for each address: a later test's server may get the port of an earlier one's."""
+    yield
+    for name in ("langchain_anthropic._client_utils", "langchain_openai.chat_models._client_utils"):
+        for cached in list(vars(sys.modules.get(name, object)).values()):
+            if hasattr(cached, "cache_clear"):
+                cached.cache_clear()
 
 
 @pytest.fixture
