@@ -70,7 +70,8 @@ def calling(caller: Caller) -> Generator[None, None, None]:
         _CALLER.reset(token)
 
 
-def _caller() -> Caller:
+def current_caller() -> Caller:
+    """Returns the caller of the call under way; ConfigError outside of a call."""
     caller = _CALLER.get(None)
     if caller is None:
         raise ConfigError("no model is being called: this session's model comes with each call of the agent or chain")
@@ -104,16 +105,16 @@ class CallersModel(BorrowedModel):
         return "" if caller is None else caller.name
 
     def send(self, request: Request) -> Reply:
-        return _method(_caller().send)(request)
+        return _method(current_caller().send)(request)
 
     async def asend(self, request: Request) -> Reply:
-        return await _method(_caller().asend)(request)
+        return await _method(current_caller().asend)(request)
 
     def open_stream(self, request: Request) -> ChunkStream:
-        return _method(_caller().open_stream)(request)
+        return _method(current_caller().open_stream)(request)
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        return await _method(_caller().aopen_stream)(request)
+        return await _method(current_caller().aopen_stream)(request)
 
 
 class CallersSummarizer(CallersModel):
@@ -158,11 +159,11 @@ class CallersSummarizer(CallersModel):
         return writer
 
     def send(self, request: Request) -> Reply:
-        return _method(_caller().repeat)(request) if request.live_prefix else self._writer().send(request)
+        return _method(current_caller().repeat)(request) if request.live_prefix else self._writer().send(request)
 
     async def asend(self, request: Request) -> Reply:
         if request.live_prefix:
-            return await _method(_caller().arepeat)(request)
+            return await _method(current_caller().arepeat)(request)
         return await self._writer().asend(request)
 
 

@@ -29,7 +29,7 @@ from langchain_ctx.content import thought_text
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.messages import from_langchain, to_langchain, usage_metadata, without_thoughts
 from langchain_ctx.models import is_same_model, model_name
-from langchain_ctx.reasoning import first_with_reasoning, replay, warn_of_loss
+from langchain_ctx.reasoning import first_with_reasoning, warn_of_loss
 
 Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"
@@ -61,6 +61,7 @@ def messages_to_send(
 
 def window_for(model: Any, request: Request) -> list[BaseMessage]:
     """Returns the request's messages for the model that is asked, without reasoning that its service would refuse."""
+    _warn_of_loss(model, request.messages)
     return messages_to_send(
         _legal_for(model, request.messages),
         request.model or model_name(model),
@@ -70,12 +71,19 @@ def window_for(model: Any, request: Request) -> list[BaseMessage]:
 
 def _legal_for(model: Any, messages: Sequence[Message]) -> Sequence[Message]:
     """Returns the messages, for a model whose package takes system messages at the head alone with later ones as the user's."""
+    packages = {cls.__module__.partition(".")[0] for cls in _innermost(model).__mro__}
+    return messages if packages.isdisjoint(_SYSTEM_LEADS) else later_system_as_users(messages)
+
+
+def _innermost(model: Any) -> type[BaseChatModel]:
     while (bound := getattr(model, "bound", None)) is not None:
         model = bound
-    if replay(model) == "unknown" and any(message.reasoning for message in messages):
-        warn_of_loss(cast("type[BaseChatModel]", type(model)))
-    packages = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
-    return messages if packages.isdisjoint(_SYSTEM_LEADS) else later_system_as_users(messages)
+    return cast("type[BaseChatModel]", type(model))
+
+
+def _warn_of_loss(model: Any, messages: Iterable[Message]) -> None:
+    if any(message.reasoning for message in messages):
+        warn_of_loss(_innermost(model))
 
 
 def _with_ids_for(model: str | None, messages: Iterable[Message]) -> Sequence[Message]:
@@ -136,6 +144,7 @@ class WindowCache:
             (id(last.messages[i]), i >= last.reasoning_from): last.copiers[i] for i in range(same, len(last.messages))
         }
         copiers = last.copiers[:same]
+        _warn_of_loss(model, shown[same:])
         for index, message in enumerate(shown[same:], same):
             thinks = index >= reasoning_from
             own = known.get((id(message), thinks))

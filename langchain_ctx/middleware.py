@@ -152,9 +152,8 @@ def _tool(spec: ToolSpec, context_of: Callable[[Runtime], AgentContext]) -> Base
 class AgentList:
     """The messages of a request without the leading system messages, each with an id.
 
-    Of a list that goes on from the cursor in the agent's state, only the newest messages are looked at. `unsaved` are the positions
-    of messages that other middleware added to this request only: they came without an id, and the agent's state does not have them.
-    `repeated` are ids that several messages have.
+    `unsaved` are the positions of messages that other middleware added to this request only: they came without an id, and the
+    agent's state does not have them. `repeated` are ids that several messages have.
     """
 
     incoming: LangChainList
@@ -167,13 +166,10 @@ class AgentList:
         leading = leading_count(request.messages)
         messages = cast("list[BaseMessage]", request.messages[leading:] if leading else request.messages)
         incoming, cursor = LangChainList(messages, known=known), kept_cursor(request.state)
-        ids = incoming.ids
-        distinct = all(ids) and len({*ids}) == len(ids)
-        if cursor is not None and distinct and cursor.has_same_ids(incoming):
+        if len({*incoming.ids} - {""}) == len(messages):
             return cls(incoming, cursor)
         name_refusals(messages)
-        state = cast("Mapping[str, Any]", request.state)
-        kept = Counter(digest_of(m) for m in state.get("messages") or () if not m.id)
+        kept = Counter(digest_of(m) for m in request.state.get("messages") or () if not m.id)
         unsaved = frozenset(i for i, m in enumerate(messages) if not m.id and not _taken(kept, digest_of(m)))
         messages = [
             m.model_copy(update={"id": uuid.uuid4().hex}) if i in unsaved else m for i, m in enumerate(messages)
@@ -181,19 +177,12 @@ class AgentList:
         own, repeated = with_own_ids(messages)
         return cls(LangChainList(own, known=known), cursor, unsaved, repeated)
 
-    @property
-    def messages(self) -> Sequence[BaseMessage]:
-        return self.incoming.messages
-
-    @property
-    def ids(self) -> Sequence[str]:
-        return self.incoming.ids
-
     def saved(self, answer: ModelResponse[Any]) -> LangChainList | None:
         """Returns the messages that the agent's state will have after this call; None if that is all of them."""
         if not self.unsaved:
             return None
-        return LangChainList([*(m for i, m in enumerate(self.messages) if i not in self.unsaved), *answer.result])
+        messages = [m for i, m in enumerate(self.incoming.messages) if i not in self.unsaved]
+        return LangChainList([*messages, *answer.result])
 
 
 def _taken(contents: Counter[str], content: str) -> bool:
@@ -280,8 +269,8 @@ class AgentTurn:
 
     def _unseen(self, attachment: Attachment) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         """Returns the messages of finished turns that the session lacks, and those of this call's question."""
-        known = newest_known(self._messages.ids, attachment.known)
-        unseen = converted_from(self._messages.messages, max(known, attachment.repeated))
+        known = newest_known(self.incoming.ids, attachment.known)
+        unseen = converted_from(self.incoming.messages, max(known, attachment.repeated))
         return split_settled(unseen, attachment.restored, continues_known=known >= attachment.repeated)
 
     def _turn_input(self, attached: AttachedSession, messages: tuple[Message, ...]) -> TurnInput:
@@ -302,7 +291,7 @@ class AgentTurn:
     def metadata(self, window: Request) -> dict[str, Any]:
         """Returns the metadata of the call's trace: the session, and how many of the agent's messages the model is shown."""
         shown = sum(m.kind == "message" and m.role != "system" for m in window.messages)
-        return {"ctxfold_session": self._key.session, "ctxfold_shown": shown, "ctxfold_listed": len(self._messages.ids)}
+        return {"ctxfold_session": self._key.session, "ctxfold_shown": shown, "ctxfold_listed": len(self.incoming.ids)}
 
     def repeats(self, request: Request) -> bool:
         """Tells whether the agent would send the session's request like this: with the same tools, for an answer in text."""
@@ -478,7 +467,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
 
         def send(window: Request) -> Reply:
             report.send()
-            with as_backend_error(type(turn.model).__name__), annotated(caller, turn.metadata(window)):
+            with as_backend_error(type(turn.model).__name__), annotated(turn.metadata(window)):
                 return reply_from(handler(turn.request_with(window)))
 
         def repeat(window: Request) -> Reply:
@@ -501,7 +490,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
 
         async def asend(window: Request) -> Reply:
             await report.asend()
-            with as_backend_error(type(turn.model).__name__), annotated(caller, turn.metadata(window)):
+            with as_backend_error(type(turn.model).__name__), annotated(turn.metadata(window)):
                 return reply_from(await handler(turn.request_with(window)))
 
         async def arepeat(window: Request) -> Reply:
@@ -543,9 +532,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
     def _turn(self, request: ModelRequest[Any]) -> AgentTurn | None:
         """Returns the model call for the request; None where it has no messages, system messages aside."""
         messages = AgentList.of(request, self._caches.versions)
-        if not messages.ids:
+        if not messages.incoming.ids:
             return None
-        root = root_of(ensure_config(), messages.messages, request.state, self._names, messages.cursor)
+        root = root_of(ensure_config(), messages.incoming.messages, request.state, self._names, messages.cursor)
         model, tools, follows_state = self._model(request), self._usable_tools(request), not self._is_shared(root)
         return AgentTurn(request, messages, root, model, self._caches, tools=tools, follows_state=follows_state)
 

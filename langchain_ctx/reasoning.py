@@ -63,11 +63,12 @@ def check_model(what: str, model: object) -> None:
 
 @lru_cache(maxsize=64)
 def warn_of_loss(model_class: type[BaseChatModel]) -> None:
-    """Warns, once for each class, that its package leaves the thoughts of earlier answers out of requests."""
-    warn_caller(
-        f"{model_class.__name__} is not known to send reasoning back, and models that think do worse without it: use "
-        "ChatCtx(model=..., provider=...) from langchain_ctx in its place"
-    )
+    """Warns, once for each class, where its package is not known to send the thoughts of earlier answers."""
+    if _replay(model_class) == "unknown":
+        warn_caller(
+            f"{model_class.__name__} is not known to send reasoning back, and models that think do worse without it: use "
+            "ChatCtx(model=..., provider=...) from langchain_ctx in its place"
+        )
 
 
 def replay(model: BaseChatModel) -> Replay:

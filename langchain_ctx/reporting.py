@@ -30,7 +30,7 @@ from ctxfold import (
     SectionSkipped,
     WindowGauge,
 )
-from langchain_ctx.active_model import Caller
+from langchain_ctx.active_model import Caller, current_caller
 from langchain_ctx.models import is_same_model
 
 # these are reported with counts and reasons; events that carry messages are for subscribers in the same program
@@ -127,10 +127,10 @@ class _ModelAsked(BaseCallbackHandler):
 
 
 @contextmanager
-def annotated(caller: Caller, metadata: Mapping[str, Any]) -> Generator[None, None, None]:
-    """Runs within the block carry this metadata, in traces and in LangGraph's message stream; `caller` learns whom they ask."""
+def annotated(metadata: Mapping[str, Any]) -> Generator[None, None, None]:
+    """Runs within the block carry this metadata, in traces and in LangGraph's message stream; the caller learns whom they ask."""
     around = ensure_config()
-    own, given = _ModelAsked(caller), around.get("callbacks")
+    own, given = _ModelAsked(current_caller()), around.get("callbacks")
     callbacks: Callbacks = [*(given or ()), own] if not isinstance(given, BaseCallbackManager) else given.copy()
     if isinstance(callbacks, BaseCallbackManager):
         callbacks.add_handler(own)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -384,3 +387,26 @@ def test_a_model_call_of_an_agent_reads_its_log_once() -> None:
         agent.invoke({"messages": [HumanMessage("And again.")]}, config)
         assert store.reads - before == 1
         chat.close()
+
+
+def test_a_call_leaves_nothing_for_the_garbage_collector() -> None:
+    requests: list[weakref.ref[Any]] = []
+
+    class Noting(AgentMiddleware[Any, Any, Any]):
+        def wrap_model_call(self, request: Any, handler: Any) -> Any:
+            requests.append(weakref.ref(request))
+            return handler(request)
+
+        async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+            requests.append(weakref.ref(request))
+            return await handler(request)
+
+    with ModelServer(script=lambda body: Scripted("Noted.")) as server:
+        agent: Any = create_agent(chat_on(server), [], middleware=[Noting(), ContextMiddleware(context_window=64_000)])
+        gc.disable()
+        try:
+            agent.invoke({"messages": [("user", "I like tea.")]})
+            asyncio.run(agent.ainvoke({"messages": [("user", "I like tea.")]}))
+            assert [request() for request in requests] == [None, None]
+        finally:
+            gc.enable()

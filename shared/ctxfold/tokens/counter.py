@@ -24,7 +24,8 @@ from ctxfold.validation import json_problem
 MESSAGE_OVERHEAD_TOKENS = 4  # role and separators, as in OpenAI's published counting recipe for chat messages
 LONG_TEXT_CHARS = 20_000  # the counts of texts from this length on are cached
 LONG_TEXTS = 8  # number of cached counts of long texts
-MEDIA_KEPT = 1_024  # number of cached counts of media: a message is counted several times, and its data is large
+# number of cached counts of media, as a message is counted several times and its data is large, and of tools, the same each turn
+COUNTS_KEPT = 1_024
 
 
 class MessageCounter:
@@ -34,6 +35,7 @@ class MessageCounter:
         self._text = text
         # a long text is counted several times before it is stored, the first time in a worker thread
         self._long = lru_cache(maxsize=LONG_TEXTS)(text.count)
+        self._schemas = lru_cache(maxsize=COUNTS_KEPT)(text.count)
         self._newest: tuple[Message | None, int] = (None, 0)  # and so is each message
         self._count_reasoning = count_reasoning
         self._media: dict[tuple[str, str | None, int, int], int] = {}
@@ -70,7 +72,7 @@ class MessageCounter:
         known = self._media.get(key)
         if known is None:
             known = medium_tokens(medium_of(part), self.count_text)
-            if len(self._media) >= MEDIA_KEPT:
+            if len(self._media) >= COUNTS_KEPT:
                 self._media.clear()
             self._media[key] = known
         return known
@@ -83,7 +85,7 @@ class MessageCounter:
 
     def count_tools(self, tools: Iterable[ToolSpec]) -> int:
         """Counts the JSON schemas of the tools; raises ConfigError for a schema that is not JSON."""
-        return sum(MESSAGE_OVERHEAD_TOKENS + self._text.count(_schema(t)) for t in tools)
+        return sum(MESSAGE_OVERHEAD_TOKENS + self._schemas(_schema(t)) for t in tools)
 
 
 def _schema(tool: ToolSpec) -> str:
