@@ -225,3 +225,11 @@ def test_r11_the_built_in_prompt_can_be_extended(make: Make) -> None:
     assert prompt.startswith("Summarise the conversation in the transcript")
     assert prompt.endswith("words. Name the ticket first.")
     assert "{words}" not in prompt
+
+
+@pytest.mark.parametrize("name", ["store", "session_id", "owner", "auto_compact", "keep_last"])
+def test_a_list_is_compacted_with_its_own_settings_alone(name: str) -> None:
+    """With a store and a name it went into a session, behind what another user had said there."""
+    settings: Any = {name: "chat"}
+    with pytest.raises(ConfigError, match=f"compact_messages has no setting '{name}': there are preserve_n_last, "):
+        compact_messages([user("q", id="u"), assistant("a", id="a")], **settings)

@@ -11,7 +11,7 @@ from ctxfold.compaction.summarize import HEADING, Summary, summarize
 from ctxfold.compaction.transcript import transcript
 from ctxfold.connect import message_counter, ports, session_rules
 from ctxfold.effects import Flow, arun, flow_of, run
-from ctxfold.errors import EmptyMessagesError, SummarizationFailedError
+from ctxfold.errors import ConfigError, EmptyMessagesError, SummarizationFailedError
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, validated
 from ctxfold.policy.settings import Policy
@@ -142,6 +142,10 @@ def _compacted(
 
 def _session_for(messages: Sequence[Message], settings: CompactionSettings) -> AgentContext:
     """Returns an empty session in memory, which compacts only on demand."""
+    if (name := next((n for n in settings if n not in CompactionSettings.__annotations__), None)) is not None:
+        raise ConfigError(
+            f"compact_messages has no setting {name!r}: there are {', '.join(CompactionSettings.__annotations__)}"
+        )
     # nobody can read back from it
     given: dict[str, Any] = {"strategy": "summarize", "summary_tokens": 1_024, "references": False, **settings}
     count = message_counter(given.pop("counter", None))
