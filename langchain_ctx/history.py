@@ -16,13 +16,13 @@ from langchain_core.messages import BaseMessage, message_to_dict
 
 from ctxfold import OrphanToolResultError
 from ctxfold._lifecycle import Closing, SharesSessions
-from ctxfold.adapters.tool_rounds import paired, unanswered
+from ctxfold.adapters.tool_rounds import paired
 from ctxfold.effects import Flow, StoreCall, flow_of
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
 from ctxfold.errors import ConfigError, CtxWarning, EmptyMessagesError, MessageConflictError, StoreError
 from ctxfold.history.records import MessageAdded, SessionKey
-from ctxfold.messages import Message, content_key, is_final, result_as_text
+from ctxfold.messages import Message, ToolCallPart, content_key, is_final, result_as_text
 from ctxfold.protocols import Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
@@ -230,7 +230,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         check_messages(messages)
         return with_refusals(new_messages(messages, self._snapshot, new_id=context.new_id))
 
-    def _store(self, context: AgentContext, new: Sequence[Message], _: Engine) -> Flow[bool]:
+    def _store(self, context: AgentContext, new: Sequence[Message], engine: Engine) -> Flow[bool]:
         """Stores messages; returns True for an answer without its question on a history that a chain has read.
 
         Overlapping runs lose user turns.
@@ -246,22 +246,26 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
                     yield from add(new)
                 except MessageConflictError:  # ids that say nothing, such as "0" for each message
                     new = yield from self._with_own_ids(context, new)
-                    yield from add(new)
+                    if new:
+                        yield from add(new)
             except OrphanToolResultError:
-                new = yield from self._in_rounds(context, new)
-                yield from add((yield from self._with_own_ids(context, new)))
+                waiting = (yield from engine.open(self._key)).waiting_calls()
+                new = yield from self._with_own_ids(context, (yield from self._in_rounds(context, new, waiting)))
+                if new:
+                    yield from add(new)
         except StoreError as error:
             self._failures.keep(self._key, error, len(new))
             raise
         self._snapshot = None
         return unasked
 
-    def _in_rounds(self, context: AgentContext, new: Sequence[Message]) -> Flow[list[Message]]:
+    def _in_rounds(
+        self, context: AgentContext, new: Sequence[Message], waiting: Sequence[ToolCallPart]
+    ) -> Flow[list[Message]]:
         """Returns what the session lacks: results of no call as text, and a note for each call that stays unanswered."""
-        view = yield from flow_of(AgentContext.view)(context)
         stored = yield from self._stored(new)
         new = [m for m in new if stored.get(m.id) != content_key(m)]
-        waiting, only_results = unanswered([e.message for e in view.turn]), all(m.role == "tool" for m in new)
+        only_results = all(m.role == "tool" for m in new)
         return paired(new, context.new_id, waiting, stray=result_as_text if only_results else None)
 
     def _with_own_ids(self, context: AgentContext, new: Sequence[Message]) -> Flow[list[Message]]:
@@ -270,6 +274,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         return [
             m if taken.setdefault(m.id, content_key(m)) == content_key(m) else replace(m, id=context.new_id())
             for m in new
+            if m.role != "tool" or taken.get(m.id) != content_key(result_as_text(m))  # it was stored as text
         ]
 
     def _stored(self, messages: Sequence[Message]) -> Flow[dict[str, str]]:

@@ -34,6 +34,7 @@ from ctxfold.adapters.tool_rounds import finished, paired, unanswered
 from ctxfold.effects import Flow, flow_of
 from ctxfold.engine.engine import Engine
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageTooLargeError, WindowTooSmallError
+from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
 from ctxfold.messages import MediaPart, Message, ToolCallPart, result_as_text
 from ctxfold.protocols import Embedder, Store, TokenCounter
@@ -353,12 +354,15 @@ class CtxMemory(BaseMemory, Closing):
             await self._live.copy.aadd(added)
         await self._afeed_blocks()
 
-    def _put(self, messages: Sequence[ChatMessage | str], _: Engine) -> Flow[tuple[Message, ...]]:
+    def _put(self, messages: Sequence[ChatMessage | str], engine: Engine) -> Flow[tuple[Message, ...]]:
         view: View | None = None
+        waiting: Sequence[ToolCallPart] = ()
+        given = [m for m in messages if isinstance(m, ChatMessage)]
+        begins_with_result = bool(given[1:]) and given[0].role.value in ("tool", "function")
         # a call may wait for its result, and a summary of the memory may come back
-        if self._live.waiting or any(is_summary(m) for m in messages if isinstance(m, ChatMessage)):
+        if self._live.waiting or begins_with_result or any(map(is_summary, given)):
             view = yield from flow_of(AgentContext.view)(self.context)
-        waiting = () if view is None else unanswered([e.message for e in view.turn])
+            waiting = (yield from engine.open(self._session_key, reread=False)).waiting_calls()
         fresh = without_own(self._converted(messages, waiting), () if view is None else view.messages)
         if not fresh:
             return ()
@@ -370,11 +374,14 @@ class CtxMemory(BaseMemory, Closing):
             try:
                 added = yield from add(fresh)
             except OrphanToolResultError:  # results of calls that are not there, or were answered by a note
-                view = yield from flow_of(AgentContext.view)(self.context)
-                waiting = unanswered([e.message for e in view.turn])
+                waiting = (yield from engine.open(self._session_key)).waiting_calls()
                 added = yield from add(paired(fresh, self.context.new_id, waiting, stray=result_as_text))
         self._live.waiting = added.turn_id is not None
         return added.messages
+
+    @property
+    def _session_key(self) -> SessionKey:
+        return SessionKey(self.context.owner, self.context.session)
 
     async def _aflow(self, messages: Sequence[ChatMessage | str], flow: Callable[[Engine], Flow[T]]) -> T:
         """Runs a flow that stores the messages, in a thread where it would hold up the event loop."""

@@ -23,6 +23,7 @@ from ctxfold.errors import (
 )
 from ctxfold.events import OutputsPrepared, Subscribers
 from ctxfold.history.calibration import calibrated, with_known_limit
+from ctxfold.history.cuts import waiting_calls
 from ctxfold.history.log import SessionState
 from ctxfold.history.passage_cache import PassageCache, Vectors
 from ctxfold.history.prefix import PrefixTracker
@@ -41,7 +42,7 @@ from ctxfold.history.snapshot import dump_state, load_state, message_in, parse_s
 from ctxfold.history.terms import term_counts, terms
 from ctxfold.history.view import Entry, Prefix, View, WindowTokens
 from ctxfold.lru import LruCache
-from ctxfold.messages import MediaPart, Message, Usage
+from ctxfold.messages import MediaPart, Message, ToolCallPart, Usage
 from ctxfold.policy.settings import Policy, resized
 from ctxfold.protocols import Document, Ports, Request, Store, TokenCounter
 from ctxfold.tokens.media import name_of
@@ -294,6 +295,11 @@ class OpenSession:
     def open_turns(self) -> dict[str, Sequence[Entry]]:
         with self.lock:
             return {turn_id: Prefix(turn.entries) for turn_id, turn in self.state.open.items()}
+
+    def waiting_calls(self) -> tuple[ToolCallPart, ...]:
+        """Returns the calls of open turns that wait for results."""
+        turns = self.open_turns().values()
+        return tuple(call for turn in turns for call in waiting_calls(e.message for e in reversed(turn)))
 
     def turn_ending_with(self, message_id: str) -> str | None:
         """Returns the open turn that ends with this message; None when its turn is over."""

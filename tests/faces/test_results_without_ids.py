@@ -17,7 +17,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import SecretStr
 
-from ctxfold import AgentContext, Message, assistant, tool_result, user
+from ctxfold import AgentContext, MemoryStore, Message, assistant, tool_result, user
 from ctxfold.history.cuts import with_known_calls
 from ctxfold.messages import ToolCallPart
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
@@ -232,6 +232,49 @@ def test_l3_a_langchain_history_keeps_every_result(given: list[str], shown: list
         assert told == shown
         history.add_messages(history.messages)
         assert len(history.messages) == len(shown), "what is there already is not stored twice"
+
+
+def test_l3_a_history_knows_a_result_that_it_has_told_as_text() -> None:
+    said = [HumanMessage("q", id="q"), AIMessage("A", id="k"), ToolMessage("R", tool_call_id="zz", id="t")]
+    with CtxChatMessageHistory("s", context_window=8_000) as history:
+        for messages in (said, said[:2], said, [*said, AIMessage("done", id="d")]):
+            history.add_messages(messages)
+        assert [m.content for m in history.messages] == ["q", "A", f"{OUT}R", "done"]
+
+
+def test_l3_a_history_adds_notes_for_two_calls_of_one_id() -> None:
+    with CtxChatMessageHistory("s", context_window=8_000) as history:
+        history.add_messages([HumanMessage("q"), calling("0", "0"), HumanMessage("n")])
+        assert [m.content for m in history.messages] == ["q", "", NOTE, NOTE, "n"]
+
+
+@LIST_FACES
+def test_l3_two_calls_of_one_id_with_a_message_between_their_results(face: str) -> None:
+    results = [ToolMessage("sunny Bonn", tool_call_id="w"), ToolMessage("sunny Rome", tool_call_id="w")]
+    sent = sent_by(
+        face, [HumanMessage("q"), calling("w", "w"), HumanMessage("a picture"), *results, HumanMessage("and?")]
+    )
+    assert [m["content"] for m in sent if m["role"] == "tool"] == ["sunny Bonn", "sunny Rome"]
+    assert [m["role"] for m in sent][:4] == ["user", "assistant", "tool", "tool"]
+
+
+@pytest.mark.parametrize("face", ["history", "memory"])
+def test_l3_a_message_for_the_user_alone_hides_no_open_round(face: str) -> None:
+    """With a result of no call in the same list, the round that waited was lost."""
+    store = MemoryStore()
+    with AgentContext(session_id="s", store=store, context_window=8_000) as context:
+        context.add([user("q", id="q"), called(("x", "look"), ("y", "look")), tool_result("x", "RX", id="rx")])
+        context.add([user("progress", id="p")], visibility="user")
+    if face == "history":
+        with CtxChatMessageHistory("s", store, context_window=8_000) as history:
+            told = [ToolMessage("RY", tool_call_id="y"), AIMessage("done"), ToolMessage("late", tool_call_id="zz")]
+            history.add_messages(told)
+            texts = [str(m.content) for m in history.messages]
+    else:
+        with CtxMemory.from_defaults("s", store=store, context_window=8_000) as memory:
+            memory.put_messages([named_by_tool("y", "RY"), ChatMessage(role="assistant", content="done")])
+            texts = [m.content or "" for m in memory.get()]
+    assert texts[:5] == ["q", "", "RX", "RY", "done"]
 
 
 def test_l3_a_memory_may_be_set_to_a_result_alone() -> None:

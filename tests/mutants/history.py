@@ -363,8 +363,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_second_result_of_a_call_is_moved_too",
-            "unanswered.pop(message.tool_results[0].call_id, rounds[-1])",
-            "unanswered.get(message.tool_results[0].call_id, rounds[-1])",
+            "(waits.pop() if waits else rounds[-1]).append(message)",
+            "(waits[-1] if waits else rounds[-1]).append(message)",
             "faces/test_results_without_ids.py",
         ),
         (

@@ -67,9 +67,13 @@ def answered(messages: Sequence[Message], new_id: Callable[[], str]) -> list[Mes
 
 def no_results(calls: Iterable[ToolCallPart], new_id: Callable[[], str], caller_id: str) -> list[Message]:
     """Returns a note for each call; those of a message with an id are the same each time that a list lacks the results."""
-    ids = [(call, f"{caller_id}/{call.id}" if caller_id else new_id()) for call in calls]
-    notes = [tool_result(call.id, NO_RESULT, id=id_, name=call.name, is_error=True) for call, id_ in ids]
-    return [replace(note, visibility="model") for note in notes]
+    notes: dict[str, Message] = {}
+    for call in calls:
+        own = f"{caller_id}/{call.id}" if caller_id else new_id()
+        own = f"{own}#{len(notes)}" if own in notes else own  # a model may make several calls under one id
+        note = tool_result(call.id, NO_RESULT, id=own, name=call.name, is_error=True)
+        notes[own] = replace(note, visibility="model")
+    return [*notes.values()]
 
 
 def unanswered(messages: Sequence[Message]) -> tuple[ToolCallPart, ...]:

@@ -118,7 +118,7 @@ def waiting_calls(newest_first: Iterable[Message]) -> tuple[ToolCallPart, ...]:
     for message in newest_first:
         if message.role == "tool":
             results += [r.call_id for r in message.tool_results]
-        else:
+        elif message.visibility != "user":
             if not message.tool_calls:
                 return ()
             answered, calls = Counter(results), list[ToolCallPart]()
@@ -260,15 +260,18 @@ def with_results_together(
     agent that goes on after a cancellation asks twice at once, so that its rounds come interleaved.
     """
     rounds: list[list[Message]] = [[]]
-    unanswered = dict.fromkeys(waiting, rounds[0])
+    unanswered = {
+        i: [rounds[0]] * n for i, n in Counter(waiting).items()
+    }  # a model may make several calls under one id
     for message in messages:
         if message.role != "tool":
             rounds.append([message])
             if message.role == "assistant" and message.visibility != "user":
-                kept = unanswered if across else {}
-                unanswered = {**kept, **dict.fromkeys((c.id for c in message.tool_calls), rounds[-1])}
+                own = Counter(c.id for c in message.tool_calls)
+                unanswered = {**(unanswered if across else {}), **{i: [rounds[-1]] * n for i, n in own.items()}}
         else:
-            unanswered.pop(message.tool_results[0].call_id, rounds[-1]).append(message)
+            waits = unanswered.get(message.tool_results[0].call_id)
+            (waits.pop() if waits else rounds[-1]).append(message)
     return [message for each in rounds for message in each]
 
 
