@@ -265,7 +265,7 @@ class AttachedSession:
         if messages:
             open_session = yield from engine.open(self.key)
             turn_id = None if after is None else open_session.turn_ending_with(after)
-            yield from engine.add(open_session, messages, turn_id=turn_id)
+            yield from engine.add(open_session, messages, turn_id=turn_id, skip_orphans=True)
 
     def report_repeated(self, engine: Engine, ids: frozenset[str]) -> None:
         self.sessions.report_repeated(engine, self.key, ids)

@@ -258,6 +258,15 @@ def test_l3_two_calls_of_one_id_with_a_message_between_their_results(face: str) 
     assert [m["role"] for m in sent][:4] == ["user", "assistant", "tool", "tool"]
 
 
+@LIST_FACES
+def test_l3_two_calls_of_one_id_with_one_result(face: str) -> None:
+    sent = sent_by(
+        face, [HumanMessage("q"), calling("w", "w"), ToolMessage("R", tool_call_id="w"), HumanMessage("and?")]
+    )
+    assert sent[-1]["content"] == "and?"
+    assert len([m for m in sent if m["role"] == "tool"]) == sum(len(m.get("tool_calls", ())) for m in sent)
+
+
 @pytest.mark.parametrize("face", ["history", "memory"])
 def test_l3_a_message_for_the_user_alone_hides_no_open_round(face: str) -> None:
     """With a result of no call in the same list, the round that waited was lost."""
@@ -375,3 +384,22 @@ async def test_l3_a_wrapped_llm_sends_results_in_the_order_of_their_calls(stream
         ids = [c["id"] for m in body["messages"] for c in m.get("tool_calls") or ()]
         assert ids == [m["tool_call_id"] for m in body["messages"] if m["role"] == "tool"]
         assert len(set(ids)) == 2 * rounds
+
+
+@pytest.mark.parametrize("stray", ["zz", "x"], ids=["of no call", "a second one"])
+def test_l3_an_agent_goes_on_after_a_result_of_no_call(stray: str) -> None:
+    """The next list has that result behind one that the session knows: it was refused, and so was each longer list."""
+    said: list[BaseMessage] = [
+        HumanMessage("q"),
+        calling("x"),
+        *(ToolMessage("R", tool_call_id=i) for i in ("x", stray)),
+    ]
+    with ModelServer(script=lambda _: Scripted("done"), context_window=8_000) as server:
+        model = ChatCtx(model="m", base_url=server.base_url, api_key=SecretStr("x"))
+        agent: Any = create_agent(model, [], middleware=[ContextMiddleware(context_window=8_000)])
+        for turn in range(4):
+            answer = agent.invoke({"messages": said}, {"configurable": {"thread_id": "t"}})["messages"][-1]
+            said += [AIMessage(answer.content), HumanMessage(f"more {turn}")]
+        sent = server.requests[-1].body["messages"]
+    assert [m["role"] for m in sent[:3]] == ["user", "assistant", "tool"]
+    assert sent[-1]["content"] == "more 2"

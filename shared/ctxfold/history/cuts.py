@@ -231,8 +231,8 @@ def whole_rounds(messages: Sequence[Message], *, waiting: Collection[str] | None
         message = messages[start]
         calls = Counter(c.id for c in message.tool_calls)
         results = _answers(messages[start + 1 : end], calls)
-        answered = {r.call_id for m in results for r in m.tool_results}
-        missing = calls.keys() - answered if end < len(messages) else set[str]()
+        answered = Counter(r.call_id for m in results for r in m.tool_results)
+        missing = set(calls - answered) if end < len(messages) else set[str]()
         if missing:
             if any(c.parsed() is not None for c in message.tool_calls if c.id in missing):
                 legal += [m for m in results if m.visibility == "user"]
