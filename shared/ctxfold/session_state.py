@@ -297,9 +297,11 @@ class OpenSession:
             return {turn_id: Prefix(turn.entries) for turn_id, turn in self.state.open.items()}
 
     def waiting_calls(self) -> tuple[ToolCallPart, ...]:
-        """Returns the calls of open turns that wait for results."""
-        turns = self.open_turns().values()
-        return tuple(call for turn in turns for call in waiting_calls(e.message for e in reversed(turn)))
+        """Returns the calls of an open turn that wait for results; none where several turns wait: a result may be any one's."""
+        waiting = [
+            calls for turn in self.open_turns().values() if (calls := waiting_calls(e.message for e in reversed(turn)))
+        ]
+        return waiting[0] if len(waiting) == 1 else ()
 
     def turn_ending_with(self, message_id: str) -> str | None:
         """Returns the open turn that ends with this message; None when its turn is over."""
