@@ -298,9 +298,7 @@ class OpenSession:
 
     def waiting_calls(self) -> tuple[ToolCallPart, ...]:
         """Returns the calls of an open turn that wait for results; none where several turns wait: a result may be any one's."""
-        waiting = [
-            calls for turn in self.open_turns().values() if (calls := waiting_calls(e.message for e in reversed(turn)))
-        ]
+        waiting = [c for t in self.open_turns().values() if (c := waiting_calls(e.message for e in reversed(t)))]
         return waiting[0] if len(waiting) == 1 else ()
 
     def turn_ending_with(self, message_id: str) -> str | None:
