@@ -208,7 +208,7 @@ class OpenSession:
 
     @property
     def overhead_tokens(self) -> int:
-        """Returns what the newest request held besides the view, also one of another process, so that triggers count it."""
+        """Returns what a request holds in addition to the view: as this process sent it last, else as the log has it."""
         if self.sent_overhead_tokens is not None:
             return self.sent_overhead_tokens
         return 0 if self.state.request is None else self.state.request.tools

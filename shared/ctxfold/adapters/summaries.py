@@ -146,7 +146,7 @@ def _session_for(messages: Sequence[Message], settings: CompactionSettings) -> A
         raise ConfigError(
             f"compact_messages has no setting {name!r}: there are {', '.join(CompactionSettings.__annotations__)}"
         )
-    # nobody can read back from it
+    # a list has no archive, so its summary refers to no message
     given: dict[str, Any] = {"strategy": "summarize", "summary_tokens": 1_024, "references": False, **settings}
     count = message_counter(given.pop("counter", None))
     preserved = given.pop("preserve_n_last", 4)
