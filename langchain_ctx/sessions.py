@@ -263,9 +263,9 @@ class AttachedSession:
     def add(self, engine: Engine, messages: Sequence[Message], *, after: str | None = None) -> Flow[None]:
         """Stores messages in the session that serves the list; those after the last message of an open turn continue it."""
         if messages:
-            open_session = yield from engine.open(self.key)
-            turn_id = None if after is None else open_session.turn_ending_with(after)
-            yield from engine.add(open_session, messages, turn_id=turn_id, skip_orphans=True)
+            session = yield from engine.open(self.key)
+            turn_id = None if after is None else session.turn_ending_with(after)
+            yield from engine.add(session, messages, turn_id=turn_id, skip_orphans=True)
 
     def report_repeated(self, engine: Engine, ids: frozenset[str]) -> None:
         self.sessions.report_repeated(engine, self.key, ids)

@@ -51,7 +51,7 @@ from ctxfold.messages import Message, assistant, content_key
 from ctxfold.protocols import Embedder, Reply, Store, TokenCounter, UuidIds
 from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
-from ctxfold.session_state import append, draft
+from ctxfold.state import append, draft
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, name_or_own
 from llamaindex_ctx.instrumentation import tell
@@ -102,9 +102,9 @@ class Run:
 
     def prepare(self, asked_ids: tuple[str, ...], engine: Engine) -> Flow[None]:
         """Tells the session what earlier runs have learnt, and the question that it keeps while it stores the history."""
-        open_session = yield from engine.open(SessionKey(self.context.owner, self.context.session))
-        open_session.asked_ids = asked_ids
-        yield from append(open_session, [draft(engine.ports, body) for body in self.learnt], engine.ports)
+        session = yield from engine.open(SessionKey(self.context.owner, self.context.session))
+        session.asked_ids = asked_ids
+        yield from append(session, [draft(engine.ports, body) for body in self.learnt], engine.ports)
 
 
 class RunKey(NamedTuple):
@@ -236,8 +236,8 @@ class RunSessions(SessionPool):
 
 def _learnt_in(key: SessionKey, engine: Engine) -> Flow[Mapping[str, Calibrated]]:
     """Returns, by model, what a session has learnt about the model's counts and its limit."""
-    open_session = yield from engine.open(key, reread=False)
-    return dict(open_session.state.calibrations)
+    session = yield from engine.open(key, reread=False)
+    return dict(session.state.calibrations)
 
 
 def _stops_early(messages: Sequence[Message]) -> bool:

@@ -29,7 +29,7 @@ from ctxfold.history.records import MessageAdded
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.passages import Passage, chosen
 from ctxfold.retrieval.search import search
-from ctxfold.session_state import index_entry
+from ctxfold.state import index_entry
 from tests.benchmarks import agent_logs, coding_logs, recall_quality
 from tests.benchmarks.data import bfcl, plain
 from tests.benchmarks.sheets import Cell, Sheet

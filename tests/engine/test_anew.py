@@ -38,9 +38,7 @@ def test_clear_takes_a_call_that_waits(make: Make, monkeypatch: pytest.MonkeyPat
     assert ctx.view().messages == ()
     with pytest.raises(OrphanToolResultError):
         ctx.add(tool_result("t-c0", "late", id="late"))
-    monkeypatch.setattr(
-        "ctxfold.session_state.TURN_TIMEOUT_S", -1.0
-    )  # turns that nobody writes to are ended when it is opened
+    monkeypatch.setattr("ctxfold.state.TURN_TIMEOUT_S", -1.0)  # turns that nobody writes to are ended when it is opened
     ctx.add(turns(1, start=7))
     assert ids(ctx) == ["u7", "a7"]
     assert ctx.add([user("go", id="g"), *tool_round("t")]).messages, "what was cleared may be added again"
@@ -55,7 +53,7 @@ def test_set_messages_takes_a_call_that_waits(make: Make, monkeypatch: pytest.Mo
         ctx.add(tool_result("t-c0", "late", id="late"))
     ctx.add(tool_round("s")[1:])
     ctx.set_messages(turns(1, start=7))
-    monkeypatch.setattr("ctxfold.session_state.TURN_TIMEOUT_S", -1.0)
+    monkeypatch.setattr("ctxfold.state.TURN_TIMEOUT_S", -1.0)
     ctx.add(turns(1, start=8))
     assert ids(ctx) == ["u7", "a7", "u8", "a8"]
 
@@ -179,7 +177,7 @@ def test_a_call_that_a_reply_made_goes_too(how: str, make: Make, monkeypatch: py
     else:
         ctx.set_messages([])
     assert ids(ctx) == []
-    monkeypatch.setattr("ctxfold.session_state.TURN_TIMEOUT_S", -1.0)
+    monkeypatch.setattr("ctxfold.state.TURN_TIMEOUT_S", -1.0)
     again = make(store=store)
     again.add(user("new", id="n"))
     assert ids(again) == ["n"]
@@ -191,7 +189,7 @@ def test_another_handle_clears_a_call_that_waits(make: Make, monkeypatch: pytest
     ctx.add([user("go", id="g"), *tool_round("t")[:1]])
     assert [m.id for m in other.clear()] == ["g", "t-a"]
     assert ids(ctx) == ids(other) == []
-    monkeypatch.setattr("ctxfold.session_state.TURN_TIMEOUT_S", -1.0)
+    monkeypatch.setattr("ctxfold.state.TURN_TIMEOUT_S", -1.0)
     assert ids(make(store=store)) == []
 
 

@@ -183,7 +183,7 @@ def test_a_turn_that_was_taken_for_dead_is_told_anew(
     caller = Caller(make)
     caller.say(*turn(0))
     caller.say(user("look", id="u1"), call("c"))
-    monkeypatch.setattr("ctxfold.session_state.TURN_TIMEOUT_S", -1.0)
+    monkeypatch.setattr("ctxfold.state.TURN_TIMEOUT_S", -1.0)
     caller.ctx = make(session_id="s", store=caller.store, context_window=4_000)  # another process, much later
     monkeypatch.undo()
     session = caller.say(tool_result("c", "found", id="r"), assistant("done", id="a1"))

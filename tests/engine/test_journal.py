@@ -30,7 +30,7 @@ from ctxfold.history.records import GoalSet, MessageAdded, TurnClosed
 from ctxfold.history.snapshot import dump_state, load_state, parse_snapshot
 from ctxfold.history.view import Entry
 from ctxfold.protocols import Ports
-from ctxfold.session_state import SNAPSHOT_EVERY
+from ctxfold.state import SNAPSHOT_EVERY
 from tests.support.driven import Driven, call, context, scripted, tool_round, turns
 
 Make = Callable[..., Driven]

@@ -38,7 +38,7 @@ def test_a_person_decides(
             on = Running(server, saver, [send], store=store_url)
             on.agent = on.with_(on.middleware, hitl)
         if pause == "long":
-            monkeypatch.setattr("ctxfold.session_state.TURN_TIMEOUT_S", -1.0)
+            monkeypatch.setattr("ctxfold.state.TURN_TIMEOUT_S", -1.0)
         state = on.agent.invoke(decided(decision), T)
         monkeypatch.undo()
         words = {"approve": "Sent: draft", "edit": "Sent: better", "reject": "No."}[decision["type"]]

@@ -83,7 +83,7 @@ async def test_a_person_decides_while_a_model_keeps_the_session(
         if pause != "none":
             app = build()
         if pause == "long":
-            monkeypatch.setattr("ctxfold.session_state.TURN_TIMEOUT_S", -1.0)
+            monkeypatch.setattr("ctxfold.state.TURN_TIMEOUT_S", -1.0)
         await run(app, Command(resume={"decisions": [{"type": "approve"}]}))
         monkeypatch.undo()
         sent = server.requests[-1].body["messages"]

@@ -372,7 +372,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_prepared_summary_is_used_after_its_span_changed",
-            "        if not usable or not _is_unchanged(open_session, prepared_plan):",
+            "        if not usable or not _is_unchanged(session, prepared_plan):",
             "        if not usable:",
             "compaction/test_background.py::test_what_was_prepared_is_not_used_for_a_request_that_has_to_fit_after_its_source_changed",
         ),
@@ -441,7 +441,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_summary_of_the_provider_costs_nothing",
-            "    open_session.unbooked_usage += usage\n",
+            "    session.unbooked_usage += usage\n",
             "",
             "wire/test_provider_compaction.py::test_forty_turns_over_three_summaries_then_the_service_is_gone",
         ),
@@ -474,7 +474,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_compaction_covers_what_was_edited_meanwhile",
-            "if not _span_unchanged(open_session, plan, before):",
+            "if not _span_unchanged(session, plan, before):",
             "if not plan.strategy:",
             "erasure/test_erase_meanwhile.py::test_a_summary_under_way_is_not_written_from_erased_text",
         ),

@@ -21,8 +21,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "reasoning_that_one_model_refused_is_kept_from_all",
-            "open_session.refused_seqs.get(model, 0)",
-            "max(open_session.refused_seqs.values(), default=0)",
+            "session.refused_seqs.get(model, 0)",
+            "max(session.refused_seqs.values(), default=0)",
             "wire/test_model_switch.py",
         ),
         (
@@ -45,8 +45,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_break_leaves_reasoning_bound",
-            "    if cause is not None:\n        open_session.unbound_seq = open_session.state.head",
-            "    if cause is None:\n        open_session.unbound_seq = open_session.state.head",
+            "    if cause is not None:\n        session.unbound_seq = session.state.head",
+            "    if cause is None:\n        session.unbound_seq = session.state.head",
             "engine/test_prefix.py::test_bound_reasoning_counts_as_unbound_after_a_compaction_and_scratch_is_frozen",
         ),
         (
@@ -126,13 +126,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_window_with_the_whole_tail_changes_the_requests_of_the_turn",
-            "        if keep:\n            open_session.keep_request_text",
-            "        if True:\n            open_session.keep_request_text",
+            "        if keep:\n            session.keep_request_text",
+            "        if True:\n            session.keep_request_text",
             "retrieval/test_tail_gives_way.py::test_a_whole_tail_is_whole_in_the_middle_of_a_turn",
         ),
         (
             "a_message_pinned_within_the_turn_stays_hidden",
-            "if fits and not any(e.id in open_session.pins for e in missing):",
+            "if fits and not any(e.id in session.pins for e in missing):",
             "if fits:",
             "retrieval/test_tail_gives_way.py::test_a_message_that_is_pinned_within_the_turn_is_shown_again",
         ),
@@ -150,8 +150,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "results_of_tools_keep_nothing_free",
-            'tools = open_session.overhead_tokens or any(e.message.role == "tool" for e in stage.view)',
-            "tools = open_session.overhead_tokens",
+            'tools = session.overhead_tokens or any(e.message.role == "tool" for e in stage.view)',
+            "tools = session.overhead_tokens",
             "retrieval/test_tail_gives_way.py::test_results_of_tools_keep_an_eighth_of_the_budget_free",
         ),
         (
@@ -216,8 +216,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_limit_is_learnt_without_telling",
-            "if open_session.window_rules(window) != before:",
-            "if open_session.window_rules(window) is None:",
+            "if session.window_rules(window) != before:",
+            "if session.window_rules(window) is None:",
             "engine/test_events.py::test_a_limit_that_the_provider_tells_is_a_change_of_rules",
         ),
         (
@@ -255,7 +255,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_size_of_a_listed_request_is_not_stored",
-            "        open_session.reply_sizes[reply.id] = reported_size(size, reply.usage)\n",
+            "        session.reply_sizes[reply.id] = reported_size(size, reply.usage)\n",
             "",
             "langchain/test_reported_counts.py::test_the_size_of_a_request_is_stored_with_its_reply",
         ),
@@ -267,7 +267,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "bound_reasoning_loses_its_prefix_for_arguments",
-            "allowed = asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning",
+            "allowed = asks or not capabilities_of(self.ports.backend, session.model).binds_reasoning",
             "allowed = True",
             "compaction/test_arguments.py::test_bound_reasoning_keeps_its_prefix_within_a_turn",
         ),
@@ -309,7 +309,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "waiting_tool_summaries_are_forgotten",
-            "            and len(open_session.state.deferred) < WAITING_SUMMARIES\n",
+            "            and len(session.state.deferred) < WAITING_SUMMARIES\n",
             "",
             "compaction/test_pairs.py",
         ),
@@ -321,13 +321,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_failing_strategy_is_logged_with_each_request",
-            "isinstance(error, StrategyError) and not open_session.strategy_failed:",
+            "isinstance(error, StrategyError) and not session.strategy_failed:",
             "isinstance(error, StrategyError):",
             "compaction/test_own_strategies.py::test_an_async_summarizer_that_fails_costs_no_reply",
         ),
         (
             "a_failing_strategy_is_never_logged",
-            "isinstance(error, StrategyError) and not open_session.strategy_failed:",
+            "isinstance(error, StrategyError) and not session.strategy_failed:",
             "False:",
             "compaction/test_own_strategies.py::test_an_async_summarizer_that_fails_costs_no_reply",
         ),
@@ -387,7 +387,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_retry_sends_the_same_request_again",
-            "            open_session.refused_seqs[attempt.model] = open_session.state.head\n",
+            "            session.refused_seqs[attempt.model] = session.state.head\n",
             "            pass\n",
             "wire/test_reasoning_retry.py",
         ),
@@ -405,8 +405,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_overflow_compacts_where_it_may_not",
-            "if not options.may_compact(open_session.rules(options.context_window)):",
-            "if not open_session.rules(options.context_window).auto_compact:",
+            "if not options.may_compact(session.rules(options.context_window)):",
+            "if not session.rules(options.context_window).auto_compact:",
             "engine/test_overflow.py::test_an_overflow_that_cannot_be_helped",
         ),
         (
@@ -429,7 +429,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_request_goes_out_with_an_open_call",
-            "    check_answered(open_session, attempt.turn_id)\n",
+            "    check_answered(session, attempt.turn_id)\n",
             "",
             "engine/test_exchange.py::test_nothing_is_asked_while_a_call_waits_for_its_result",
         ),
@@ -442,7 +442,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             "a_failed_regeneration_loses_the_old_reply",
             "    if alone and attempt.removal:\n",
-            "    if alone and attempt.removal and attempt.new_turn in open_session.state.open:\n",
+            "    if alone and attempt.removal and attempt.new_turn in session.state.open:\n",
             "engine/test_exchange.py::test_a_failed_regeneration_keeps_the_old_reply",
         ),
         (
@@ -459,13 +459,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_cancelled_round_that_was_stored_stays_open",
-            '        yield from engine.close(open_session, turn_id, "aborted")\n    else:',
+            '        yield from engine.close(session, turn_id, "aborted")\n    else:',
             "        return\n    else:",
             "engine/test_exchange.py::test_a_cancel_right_after_a_reply_with_tool_calls_was_stored",
         ),
         (
             "a_narrower_request_window_counts_for_triggers",
-            "wider = window if window is not None and window > open_session.own_rules().context_window else None",
+            "wider = window if window is not None and window > session.own_rules().context_window else None",
             "wider = window",
             "engine/test_request_window.py::test_a_narrower_window_does_not_have_the_session_compacted_when_the_turn_ends",
         ),
@@ -513,7 +513,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_reply_is_lost_whose_turn_was_closed_for_its_age",
-            "            yield from append_decided(open_session, drafts, ports)\n",
+            "            yield from append_decided(session, drafts, ports)\n",
             "            raise\n",
             "engine/test_journal.py::test_a_reply_stays_when_its_turn_was_closed_meanwhile",
         ),
@@ -525,14 +525,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_turn_that_another_request_has_gone_back_behind_loses_its_reply",
-            "        take_over(open_session, (new.turn_id,), attempt.new_turn)\n",
+            "        take_over(session, (new.turn_id,), attempt.new_turn)\n",
             "",
             "llamaindex/test_llm_agents.py::test_a_request_keeps_its_reply_when_another_goes_back_behind_its_messages",
         ),
         (
             "a_reply_loses_its_question_with_the_request_that_went_back_behind_it",
-            "(*open_session.in_flight, *open_session.taken_over.values())",
-            "open_session.in_flight",
+            "(*session.in_flight, *session.taken_over.values())",
+            "session.in_flight",
             "llamaindex/test_llm_agents.py::test_a_reply_keeps_its_question_when_the_other_request_fails",
         ),
         (
@@ -561,7 +561,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_reply_is_stored_in_a_closed_turn",
-            "        check_open(open_session, place.turn_id)\n",
+            "        check_open(session, place.turn_id)\n",
             "",
             "llamaindex/test_overlapping_requests.py::test_a_question_that_was_taken_back_elsewhere_is_asked_again",
         ),
@@ -573,7 +573,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_removal_is_reverted_though_others_closed_the_turn",
-            " or new_turn in open_session.state.closed)\n",
+            " or new_turn in session.state.closed)\n",
             ")\n",
             "engine/test_exchange.py::test_a_failed_edit_stays_where_another_process_has_made_it",
         ),
@@ -594,7 +594,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_late_result_without_an_id_finds_no_call",
-            "elif dropped := (yield from dropped_calls(open_session, checked)):",
+            "elif dropped := (yield from dropped_calls(session, checked)):",
             "elif dropped := ():",
             "llamaindex/test_memory_behaviours.py::test_a_result_that_takes_longer_than_a_turn_may_brings_its_call_back",
         ),
@@ -612,8 +612,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_long_turn_after_one_that_was_closed_is_spread_over_open_turns",
-            "if turn in open_session.state.closed:",
-            "if turn in open_session.state.undone:",
+            "if turn in session.state.closed:",
+            "if turn in session.state.undone:",
             "engine/test_journal.py::test_a_long_turn_is_stored_whole_after_another_context_closed_the_one_before",
         ),
         (
@@ -636,7 +636,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_result_that_a_note_has_replaced_is_told_as_text",
-            "if asked and not _has_results(open_session, open_turn, messages[-len(asked) :]):",
+            "if asked and not _has_results(session, open_turn, messages[-len(asked) :]):",
             "if asked:",
             "llamaindex/test_memory_beside_llm.py",
         ),
@@ -648,8 +648,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_later_step_of_a_call_reads_the_log_again",
-            "if open_session is not None and reread:",
-            "if open_session is not None:",
+            "if session is not None and reread:",
+            "if session is not None:",
             "langchain/test_middleware.py::test_a_model_call_of_an_agent_reads_its_log_once",
         ),
         (
@@ -660,8 +660,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_cannot_be_taken_back_is_forgotten",
-            "            open_session.pending_rollbacks[turn_id] = ",
-            "            open_session.pending_rollbacks.copy()[turn_id] = ",
+            "            session.pending_rollbacks[turn_id] = ",
+            "            session.pending_rollbacks.copy()[turn_id] = ",
             "engine/test_outages.py::test_what_could_not_be_taken_back_at_once_is_taken_back_later",
         ),
         (
@@ -672,7 +672,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_rollback_of_unknown_outcome_is_not_read_again",
-            "                yield from refresh(open_session, self.ports)  # a part of it may have been written\n",
+            "                yield from refresh(session, self.ports)  # a part of it may have been written\n",
             "",
             "properties/test_outages.py::test_a_rollback_that_was_stored_though_its_answer_was_lost_is_noticed",
         ),
@@ -696,26 +696,26 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_message_joins_a_turn_that_others_have_closed",
-            "        if turn in open_session.state.closed:\n            if hold_in",
+            "        if turn in session.state.closed:\n            if hold_in",
             "        if False:\n            if hold_in",
             "engine/test_outages.py::test_what_is_added_to_a_turn_that_others_have_closed_goes_on_without_it",
         ),
         (
             "a_turn_that_is_closed_at_that_moment_is_a_conflict",
-            "            for item in drafts:\n                check_open(open_session, item.turn_id)\n            raise",
+            "            for item in drafts:\n                check_open(session, item.turn_id)\n            raise",
             "            raise",
             "engine/test_undo.py::test_a_question_that_gives_up_a_call_which_is_answered_at_that_moment",
         ),
         (
             "a_message_is_stored_in_a_closed_turn",
-            "        check_open(open_session, open_turn)\n        self.events",
+            "        check_open(session, open_turn)\n        self.events",
             "        self.events",
             "llamaindex/test_overlapping_requests.py::test_a_list_goes_on_from_a_question_that_is_taken_back_meanwhile",
         ),
         (
             "a_late_rollback_although_others_went_on",
-            "            went_on = any(\n",
-            "            went_on = False and any(\n",
+            "            went_on = any(",
+            "            went_on = False and any(",
             "engine/test_outages.py::test_what_is_taken_back_late_stays_out_where_others_have_gone_on_without_it",
         ),
         (
@@ -753,7 +753,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_failed_run_takes_its_question_along",
-            " or _has_passed_open_turn(open_session, incoming):",
+            " or _has_passed_open_turn(session, incoming):",
             ":",
             "langchain/test_place_pauses.py::test_the_question_of_a_run_that_failed_is_asked_in_a_new_process_too",
         ),
@@ -771,7 +771,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_a_failed_request_stored_is_not_compared",
-            "changed |= yield from _changed_since(open_session, incoming, cursor)",
+            "changed |= yield from _changed_since(session, incoming, cursor)",
             "pass",
             "langchain/test_beside_other_middleware.py::test_what_is_changed_after_a_failed_request",
         ),
@@ -783,13 +783,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "two_runs_ask_in_one_turn",
-            "(yield from _was_answered(open_session, cursor.head)) or _is_asked(open_session, cursor):",
-            "(yield from _was_answered(open_session, cursor.head)):",
+            "(yield from _was_answered(session, cursor.head)) or _is_asked(session, cursor):",
+            "(yield from _was_answered(session, cursor.head)):",
             "langchain/test_beside_other_middleware.py::test_a_run_that_goes_on_while_a_cancelled_one_is_still_asking",
         ),
         (
             "an_older_list_is_added_to_a_session_made_anew",
-            "if any(e.id not in incoming.ids for e in open_session.view().live[-1:]):",
+            "if any(e.id not in incoming.ids for e in session.view().live[-1:]):",
             "if False:",
             "langchain/test_beside_other_middleware.py::test_an_earlier_checkpoint_whose_session_was_lost",
         ),
@@ -801,13 +801,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_branch_has_what_came_later",
-            "open_session.key, upto=cursor.head)",
-            "open_session.key, upto=None)",
+            "session.key, upto=cursor.head)",
+            "session.key, upto=None)",
             "engine/test_follow.py::test_an_earlier_state_goes_on_in_a_branch",
         ),
         (
             "what_was_removed_on_purpose_is_told_anew",
-            "lost = [i for i in hidden_ids if i not in open_session.state.removed]",
+            "lost = [i for i in hidden_ids if i not in session.state.removed]",
             "lost = list(hidden_ids)",
             "engine/test_follow.py::test_what_was_taken_out_of_the_session_stays_out",
         ),
@@ -852,14 +852,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine/edit.py",
         (
             "excerpts_of_a_conversation_that_is_set_are_not_indexed",
-            "append_messages(open_session, drafts, engine.ports, expect=expect, documents=documents)",
-            "append(open_session, drafts, engine.ports, expect=expect, documents=documents)",
+            "append_messages(session, drafts, engine.ports, expect=expect, documents=documents)",
+            "append(session, drafts, engine.ports, expect=expect, documents=documents)",
             "retrieval/test_recall_beside_excerpts.py::test_the_originals_of_excerpts_are_found_in_a_conversation_that_was_set",
         ),
         (
             "excerpts_of_the_new_end_of_a_conversation_are_not_indexed",
-            "append_messages(open_session, drafts, engine.ports, expect=head, documents=documents)",
-            "append(open_session, drafts, engine.ports, expect=head, documents=documents)",
+            "append_messages(session, drafts, engine.ports, expect=head, documents=documents)",
+            "append(session, drafts, engine.ports, expect=head, documents=documents)",
             "retrieval/test_recall_beside_excerpts.py::test_the_originals_of_excerpts_are_found_in_a_conversation_that_was_set",
         ),
         (
@@ -921,8 +921,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine/archive.py",
         (
             "a_fork_keeps_what_was_erased_meanwhile",
-            "if open_session.erasures == erasures:",
-            "if open_session.erasures >= erasures:",
+            "if session.erasures == erasures:",
+            "if session.erasures >= erasures:",
             "erasure/test_erase_forks.py::test_an_erasure_while_a_fork_is_made",
         ),
         (
@@ -939,7 +939,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_result_comes_back_without_its_call",
-            "            group = yield from _round(open_session, record, message)\n",
+            "            group = yield from _round(session, record, message)\n",
             "            group = {record.seq: message}\n",
             "retrieval/test_archive.py::test_restore_brings_originals_back_at_the_tail",
         ),

@@ -33,7 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "session_state.py",
+        "state.py",
         (
             "the_names_of_media_count_in_the_length",
             "return counts, length",
@@ -54,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_excerpt_is_indexed_where_it_would_stand_without_what_another_thread_stores",
-            "if expect is None and (yield from StoreCall(Store.find, open_session.key, [d.id for d in drafts])):",
+            "if expect is None and (yield from StoreCall(Store.find, session.key, [d.id for d in drafts])):",
             "if False:",
             "retrieval/test_recall_beside_excerpts.py::test_an_excerpt_is_found_where_another_thread_stores_a_part_of_its_round",
         ),
@@ -114,8 +114,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_stale_state_is_kept",
-            "    while open_session.state.stale:\n",
-            "    while open_session.state.stale and open_session.erasures < 0:\n",
+            "    while session.state.stale:\n",
+            "    while session.state.stale and session.erasures < 0:\n",
             "engine/test_session.py::test_undo_takes_edits_back_one_by_one",
         ),
         (
@@ -144,14 +144,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_edit_is_written_on_a_head_that_moved",
-            "append(open_session, drafts, ports, expect=head, documents=documents())",
-            "append(open_session, drafts, ports, documents=documents())",
+            "append(session, drafts, ports, expect=head, documents=documents())",
+            "append(session, drafts, ports, documents=documents())",
             "engine/test_session.py::test_edits_are_decided_anew_on_the_new_head engine/test_session.py::test_pins_have_a_budget",
         ),
         (
             "a_closed_turn_takes_messages",
-            "        closed = turn_id in open_session.state.closed\n",
-            "        closed = turn_id in open_session.state.open and turn_id in open_session.state.closed\n",
+            "        closed = turn_id in session.state.closed\n",
+            "        closed = turn_id in session.state.open and turn_id in session.state.closed\n",
             "llamaindex/test_overlapping_requests.py::test_a_question_that_was_taken_back_elsewhere_is_asked_again",
         ),
         (
@@ -198,20 +198,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "texts_of_an_erased_session_stay_in_memory",
-            "            open_session.state = state\n            open_session.forget_texts()\n        return",
-            "            open_session.state = state\n        return",
+            "            session.state = state\n            session.forget_texts()\n        return",
+            "            session.state = state\n        return",
             "erasure/test_erase_meanwhile.py::test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased",
         ),
         (
             "texts_stay_in_memory_after_an_erasure_elsewhere",
-            "        if any(isinstance(r.body, Erased) for r in records):\n            open_session.forget_texts()\n",
+            "        if any(isinstance(r.body, Erased) for r in records):\n            session.forget_texts()\n",
             "",
             "erasure/test_erase_meanwhile.py::test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased",
         ),
         (
             "an_older_state_wins_after_a_reload",
-            "            if state.head >= open_session.state.head:\n                open_session.state = state",
-            "            open_session.state = state",
+            "            if state.head >= session.state.head:\n                session.state = state",
+            "            session.state = state",
             "engine/test_undo.py::test_a_session_that_is_read_anew_keeps_what_another_thread_has_stored_meanwhile",
         ),
     ),
@@ -363,7 +363,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "summaries_of_two_sessions_have_one_parent",
-            "own = [n for n in reversed(nodes) if n.session == open_session.key.session]",
+            "own = [n for n in reversed(nodes) if n.session == session.key.session]",
             "own = [*reversed(nodes)]",
             "sections/test_memory_items.py::test_the_trees_of_two_sessions_are_two",
         ),
@@ -373,7 +373,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             "an_import_believes_that_nothing_was_stored_since_it_looked",
             "expect=head)",
-            "expect=open_session.state.head)",
+            "expect=session.state.head)",
             "retrieval/test_recall_beside_excerpts.py::test_an_excerpt_is_found_where_another_thread_stores_a_part_of_a_file",
         ),
         (
@@ -402,7 +402,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "no_trigger_is_asked_after_an_import",
-            "        yield from engine.fitter.maintain(open_session, open_session.stage())\n",
+            "        yield from engine.fitter.maintain(session, session.stage())\n",
             "",
             "io/test_transfer.py::test_a_large_import_is_compacted_at_once",
         ),
@@ -495,20 +495,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_adaptive_window_waits_a_turn_longer",
-            "open_session.state.turns >= ADAPTIVE_TURNS",
-            "open_session.state.turns > ADAPTIVE_TURNS",
+            "session.state.turns >= ADAPTIVE_TURNS",
+            "session.state.turns > ADAPTIVE_TURNS",
             "engine/test_service.py::test_memory_first_shows_the_newest_two_and_recalls_the_rest",
         ),
         (
             "tools_do_not_count_before_a_compaction_ahead",
-            "if stage.view.tokens + open_session.overhead_tokens <= threshold_ratio",
+            "if stage.view.tokens + session.overhead_tokens <= threshold_ratio",
             "if stage.view.tokens <= threshold_ratio",
             "engine/test_service.py::test_proactive_compression_counts_the_open_turn_and_the_tools",
         ),
         (
             "rounds_do_not_count_before_a_compaction_ahead",
-            "    stage = open_session.stage(turn_id)\n    if stage.view",
-            "    stage = open_session.stage()\n    if stage.view",
+            "    stage = session.stage(turn_id)\n    if stage.view",
+            "    stage = session.stage()\n    if stage.view",
             "engine/test_service.py::test_proactive_compression_counts_the_open_turn_and_the_tools",
         ),
         (

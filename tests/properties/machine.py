@@ -25,7 +25,7 @@ from ctxfold import (
 from ctxfold.effects import Flow
 from ctxfold.protocols import Ports
 from ctxfold.sections.section import EngineSource
-from ctxfold.session_state import OpenSession
+from ctxfold.state import Session
 from tests.support.driven import COUNTER, Driven
 from tests.support.oracle import OracleSummarizer
 from tests.support.strategies import Op, rounds
@@ -112,7 +112,7 @@ class Machine:
             **settings,
         )
 
-    def found(self, open_session: OpenSession, query: Query, ports: Ports) -> Flow[list[str]]:
+    def found(self, open_session: Session, query: Query, ports: Ports) -> Flow[list[str]]:
         """Three things in turn, and every fourth time nothing."""
         yield from ()
         return [f"found {self.number % 4}"] if self.number % 4 else []

@@ -40,7 +40,7 @@ from ctxfold.protocols import Ports
 from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
 from ctxfold.retrieval.passages import SHORT_CHARS, Passage, chosen, render, sentence_scores, tokens_of
 from ctxfold.retrieval.search import search
-from ctxfold.session_state import index_entry
+from ctxfold.state import index_entry
 from ctxfold.testing import ModelServer
 from tests.support.driven import COUNTER
 

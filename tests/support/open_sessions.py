@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ctxfold import AgentContext, MemoryStore, SessionKey
 from ctxfold.history.records import MessageAdded
-from ctxfold.session_state import OpenSession
+from ctxfold.state import Session
 
 
-def opened(context: AgentContext, key: SessionKey | None = None) -> OpenSession:
+def opened(context: AgentContext, key: SessionKey | None = None) -> Session:
     """Returns the open session of a context, or of another key of its engine."""
     engine, own_key = context._engine, context._key  # pyright: ignore[reportPrivateUsage]
     session = engine.known(key or own_key)

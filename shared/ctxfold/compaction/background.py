@@ -15,7 +15,7 @@ from ctxfold.messages import user
 from ctxfold.policy.settings import Policy
 from ctxfold.policy.triggers import RatioTrigger
 from ctxfold.protocols import Ports, Store
-from ctxfold.session_state import OpenSession, refresh
+from ctxfold.state import Session, refresh
 
 LEASE = "summary"
 PAUSE_S = 0.05
@@ -26,18 +26,18 @@ Write: TypeAlias = Callable[[Plan, CompactionInput], Flow[Summary]]
 
 
 def prepare(
-    open_session: OpenSession, case: CompactionInput, strategy: Strategy, write: Write, *, due: bool = False
+    session: Session, case: CompactionInput, strategy: Strategy, write: Write, *, due: bool = False
 ) -> Flow[bool]:
     """Starts to summarise what the trigger would cover, once the view passes `prepare_ratio` or the trigger is `due`.
 
     Returns whether a summary is being written, so that a compaction that is not urgent can wait for it.
     """
-    rules, background = case.rules, open_session.background_summary
+    rules, background = case.rules, session.background_summary
     if not rules.background or rules.prepare_ratio == 0 or case.facts.occasion != "after_turn" or not case.fits:
         return False
     if not due and case.used_tokens < rules.prepare_ratio * rules.budget_tokens:
         return False
-    with open_session.lock:
+    with session.lock:
         if background.running:
             return True
         if background.ready is not None:
@@ -45,23 +45,21 @@ def prepare(
     plan = _plan_ahead(case, strategy) if background.failed_epoch != case.view.epoch else None
     if plan is None:
         return False
-    if not open_session.claim(background):
+    if not session.claim(background):
         return True
-    started = yield from Start(_work(open_session, plan, case, write))
+    started = yield from Start(_work(session, plan, case, write))
     if not started:
         background.running = False
     return started
 
 
-def _take_prepared(
-    open_session: OpenSession, plan: Plan, case: CompactionInput, ports: Ports
-) -> tuple[Plan, Summary] | None:
+def _take_prepared(session: Session, plan: Plan, case: CompactionInput, ports: Ports) -> tuple[Plan, Summary] | None:
     """Returns the prepared summary with its own span, if that is unchanged and nothing in it has to stay since.
 
     It may reach beyond the span of `plan`, which counts the new question among the newest messages that stay.
     """
-    background = open_session.background_summary
-    with open_session.lock:
+    background = session.background_summary
+    with session.lock:
         prepared = cast("tuple[Plan, Summary] | None", background.ready)
         if prepared is None:
             return None
@@ -70,7 +68,7 @@ def _take_prepared(
         usable = (
             plan.writer == "model" and plan.turn_id is None and kept.isdisjoint(e.id for e in prepared_plan.covered)
         )
-        if not usable or not _is_unchanged(open_session, prepared_plan):
+        if not usable or not _is_unchanged(session, prepared_plan):
             background.ready = None
             return None
     cost = ports.counter.count(user(summary.text, id="summary"))
@@ -84,18 +82,18 @@ def _take_prepared(
     return replace(plan, covered=prepared_plan.covered, tokens_after=after, reason=reason), summary
 
 
-def _work(open_session: OpenSession, plan: Plan, case: CompactionInput, write: Write) -> Flow[None]:
+def _work(session: Session, plan: Plan, case: CompactionInput, write: Write) -> Flow[None]:
     """Writes the summary. Never fails: after an error the ordinary path tries again."""
-    background, summary, tried = open_session.background_summary, None, False
+    background, summary, tried = session.background_summary, None, False
     try:
-        tried = yield from _leased(open_session, case)
+        tried = yield from _leased(session, case)
         if tried:
             summary = yield from write(plan, case)
-            yield from StoreCall(Store.release, open_session.key, LEASE, open_session.worker)
+            yield from StoreCall(Store.release, session.key, LEASE, session.worker)
     except Exception:  # noqa: BLE001 - the error comes again on the ordinary path, where it is reported
         summary = None
     finally:
-        with open_session.lock:
+        with session.lock:
             background.running = False
             if summary is not None and summary.fallback_level not in ("extractive", "truncate"):
                 background.ready = (plan, summary)
@@ -104,7 +102,7 @@ def _work(open_session: OpenSession, plan: Plan, case: CompactionInput, write: W
 
 
 def prepared_or_leased(
-    open_session: OpenSession, plan: Plan, case: CompactionInput, strategy: Strategy, write: Write, ports: Ports
+    session: Session, plan: Plan, case: CompactionInput, strategy: Strategy, write: Write, ports: Ports
 ) -> Flow[tuple[Plan, Summary | None] | str]:
     """Returns the plan with its prepared summary, or without one once this worker holds the lease to write it.
 
@@ -113,39 +111,39 @@ def prepared_or_leased(
     """
     if not plan.covered or plan.writer != "model" or ports.summarizer is None:
         return plan, None
-    compactions, after_turn = open_session.state.compactions, case.facts.occasion == "after_turn"
+    compactions, after_turn = session.state.compactions, case.facts.occasion == "after_turn"
     for _ in range(1 if after_turn else int(WAIT_S / PAUSE_S)):
-        if (prepared := _take_prepared(open_session, plan, case, ports)) is not None:
+        if (prepared := _take_prepared(session, plan, case, ports)) is not None:
             return prepared
-        if (yield from prepare(open_session, case, strategy, write, due=True)):
+        if (yield from prepare(session, case, strategy, write, due=True)):
             return "a summary is being prepared in the background"
-        if not open_session.background_summary.running and (yield from _leased(open_session, case)):
-            yield from refresh(open_session, ports)
-            if open_session.state.compactions == compactions:
+        if not session.background_summary.running and (yield from _leased(session, case)):
+            yield from refresh(session, ports)
+            if session.state.compactions == compactions:
                 return plan, None
             # the holder before has just written this summary
-            yield from StoreCall(Store.release, open_session.key, LEASE, open_session.worker)
+            yield from StoreCall(Store.release, session.key, LEASE, session.worker)
             break
         if after_turn:
             break
         yield from Pause(PAUSE_S)
-        yield from refresh(open_session, ports)
-        if open_session.state.compactions != compactions:
+        yield from refresh(session, ports)
+        if session.state.compactions != compactions:
             break
-    if after_turn or open_session.state.compactions != compactions:
+    if after_turn or session.state.compactions != compactions:
         return "another worker is summarising this session"
     return replace(plan, writer="extractive"), None
 
 
-def releasing(open_session: OpenSession, plan: Plan, work: Flow[T], ports: Ports) -> Flow[T]:
+def releasing(session: Session, plan: Plan, work: Flow[T], ports: Ports) -> Flow[T]:
     """Runs the work on a plan, then releases the lease, if one was taken for it."""
     if not plan.covered or plan.writer != "model" or ports.summarizer is None:
         return (yield from work)
-    return (yield from release_after(work, open_session.key, LEASE, open_session.worker))
+    return (yield from release_after(work, session.key, LEASE, session.worker))
 
 
-def _leased(open_session: OpenSession, case: CompactionInput) -> Flow[bool]:
-    return (yield from TakeLease(open_session.key, LEASE, open_session.worker, summary_lease_s(case.rules)))
+def _leased(session: Session, case: CompactionInput) -> Flow[bool]:
+    return (yield from TakeLease(session.key, LEASE, session.worker, summary_lease_s(case.rules)))
 
 
 def summary_lease_s(rules: Policy) -> float:
@@ -168,6 +166,6 @@ def _plan_ahead(case: CompactionInput, strategy: Strategy) -> Plan | None:
     return plan if plan.covered and plan.turn_id is None else None
 
 
-def _is_unchanged(open_session: OpenSession, plan: Plan) -> bool:
-    versions = {e.id: e.version for e in open_session.view()}
+def _is_unchanged(session: Session, plan: Plan) -> bool:
+    versions = {e.id: e.version for e in session.view()}
     return all(versions.get(e.id) == e.version for e in plan.covered)

@@ -19,7 +19,7 @@ from ctxfold.history.view import Entry, View
 from ctxfold.messages import Usage, is_question
 from ctxfold.policy.prices import Prices
 from ctxfold.protocols import Document, Ports, Store
-from ctxfold.session_state import OpenSession, append, draft, index_entries, originals, refresh, snapshot_draft
+from ctxfold.state import Session, append, draft, index_entries, originals, refresh, snapshot_draft
 
 COMMIT_TRIES = 4
 
@@ -55,7 +55,7 @@ class Outcome:
 
 
 def commit(
-    open_session: OpenSession,
+    session: Session,
     plan: Plan,
     summary: Summary | None,
     before: View,
@@ -68,9 +68,9 @@ def commit(
     `source_tokens` is the size of the summary's source, where that is not the plan's span.
     """
     message = as_message(summary, message_id=ports.ids.new()) if summary is not None and summary.text else None
-    calls, usage = open_session.unbooked_calls, open_session.unbooked_usage
+    calls, usage = session.unbooked_calls, session.unbooked_usage
     body = Compacted(
-        covered=_covered_ids(plan, before, open_session.pins),
+        covered=_covered_ids(plan, before, session.pins),
         summary=message,
         shown=plan.shown,
         strategy=plan.strategy,
@@ -84,38 +84,38 @@ def commit(
     record = draft(ports, body, turn_id=plan.turn_id)
     shown_ids = {m.id for m in plan.shown}
     replaced = (*plan.covered, *(e for e in before if e.id in shown_ids))
-    documents = yield from _documents(open_session, replaced)
+    documents = yield from _documents(session, replaced)
     if source_tokens is None:
         source_tokens = sum(e.tokens for e in plan.covered if e.message.kind != "section")
     if message is not None and (size := ports.counter.count(message)) >= source_tokens:
         reason = f"the summary would not be smaller: {size} of {source_tokens} tokens; rejected"
         return Outcome(None, reason, status="rejected")
     for _ in range(COMMIT_TRIES):
-        if not _span_unchanged(open_session, plan, before):
+        if not _span_unchanged(session, plan, before):
             return Outcome(None, "another writer changed the span first; nothing was written")
-        head, drafts, view_before, view_after = _predicted(open_session, record, body, ports)
+        head, drafts, view_before, view_after = _predicted(session, record, body, ports)
         try:
-            yield from append(open_session, drafts, ports, expect=head, documents=documents)
+            yield from append(session, drafts, ports, expect=head, documents=documents)
         except HeadMovedError:
-            yield from refresh(open_session, ports)
+            yield from refresh(session, ports)
             continue
-        open_session.compaction_pause = None
-        open_session.unbooked_calls -= calls
-        open_session.unbooked_usage = Usage()
-        event = _event(open_session, plan, summary, view_before, view_after, ports.prices)
+        session.compaction_pause = None
+        session.unbooked_calls -= calls
+        session.unbooked_usage = Usage()
+        event = _event(session, plan, summary, view_before, view_after, ports.prices)
         return Outcome(event, plan.reason, status="compacted")
     return Outcome(None, f"other writers were first {COMMIT_TRIES} times; nothing was written")
 
 
 def _predicted(
-    open_session: OpenSession, record: Draft, body: Compacted, ports: Ports
+    session: Session, record: Draft, body: Compacted, ports: Ports
 ) -> tuple[int, tuple[Draft, ...], View, View]:
     """Returns the head to expect, the record with its snapshot, and the views before and after; nothing is written yet.
 
     The record's `body` gets the sizes of both views.
     """
-    with open_session.lock:
-        twin = open_session.state.copy()
+    with session.lock:
+        twin = session.state.copy()
     head, before, saved = twin.head, twin.view(record.turn_id), twin.saved_tokens
     twin.apply([Record(head + 1, record.id, body, record.turn_id, record.at_s)])
     after = twin.view(record.turn_id)
@@ -124,9 +124,9 @@ def _predicted(
     return head, (record, snapshot_draft(twin, ports)), before, after
 
 
-def _span_unchanged(open_session: OpenSession, plan: Plan, before: View) -> bool:
+def _span_unchanged(session: Session, plan: Plan, before: View) -> bool:
     """Tells whether every entry that the plan covers or replaces is as it was; an erasure rewrites summaries in place."""
-    now = {e.id: (e.version, e.message) for e in open_session.view(plan.turn_id)}
+    now = {e.id: (e.version, e.message) for e in session.view(plan.turn_id)}
     planned = {e.id: (e.version, e.message) for e in plan.covered}
     planned |= {e.id: (e.version, e.message) for e in before if any(m.id == e.id for m in plan.shown)}
     return all(now.get(message_id) == entry for message_id, entry in planned.items())
@@ -142,24 +142,24 @@ def _covered_ids(plan: Plan, before: View, pins: Collection[str]) -> tuple[str, 
     return tuple(ids)
 
 
-def _documents(open_session: OpenSession, entries: Iterable[Entry]) -> Flow[tuple[Document, ...]]:
+def _documents(session: Session, entries: Iterable[Entry]) -> Flow[tuple[Document, ...]]:
     """Returns index entries for the originals that leave the view; summaries and sections are not originals."""
     messages = [e for e in entries if e.message.kind == "message"]
     if excerpts := sorted(e.seq for e in messages if e.shown_seq):
         # nearly all are indexed since they are excerpts, and they are the longest messages
-        indexed = yield from StoreCall(Store.postings, open_session.key, [""], among=excerpts)
+        indexed = yield from StoreCall(Store.postings, session.key, [""], among=excerpts)
         indexed_seqs = {seq for seq, _, _ in indexed.by_term[""]}
         messages = [e for e in messages if e.seq not in indexed_seqs]
-    whole = yield from originals(open_session, messages)
+    whole = yield from originals(session, messages)
     return (yield from index_entries([(e.seq, whole.get(e.seq, e.message)) for e in messages]))
 
 
 def _event(
-    open_session: OpenSession, plan: Plan, summary: Summary | None, before: View, after: View, prices: Prices | None
+    session: Session, plan: Plan, summary: Summary | None, before: View, after: View, prices: Prices | None
 ) -> HistoryCompacted:
     written = summary or Summary("", "")
     return HistoryCompacted(
-        session=open_session.key.session,
+        session=session.key.session,
         strategy=plan.strategy,
         reason=plan.reason,
         fallback_level=written.fallback_level,
@@ -174,7 +174,7 @@ def _event(
         facts_archived=written.archived,
         facts_invented=written.invented,
         summary_calls=written.calls,
-        cost=session_cost(open_session.state, prices),
+        cost=session_cost(session.state, prices),
         covered=tuple(e.id for e in plan.covered if e.message.kind == "message"),
         summary_usage=written.usage,
         live_prefix=bool(written.live),

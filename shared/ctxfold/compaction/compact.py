@@ -42,7 +42,7 @@ from ctxfold.policy.prices import CostLine
 from ctxfold.policy.settings import Policy
 from ctxfold.policy.triggers import counts, depends_on_idle_time, due_at
 from ctxfold.protocols import Ports, Request, Store, TokenCounter, capabilities_of
-from ctxfold.session_state import CompactionPause, OpenSession, Stage, refresh
+from ctxfold.state import CompactionPause, Session, Stage, refresh
 from ctxfold.telemetry import span
 from ctxfold.validation import whole_number
 
@@ -54,7 +54,7 @@ SUMMARISER_PAUSE = 5
 
 
 def compact(
-    open_session: OpenSession,
+    session: Session,
     stage: Stage,
     facts: SessionFacts,
     ports: Ports,
@@ -68,48 +68,48 @@ def compact(
     """
     rules = _with_summary_limit(stage.rules, summary_tokens)
     after_turn = facts.occasion == "after_turn"
-    if after_turn and _is_paused(open_session, stage):
+    if after_turn and _is_paused(session, stage):
         return Outcome(None, "nothing has changed since the last attempt could not help"), ()
-    strategy = strategy_in_force(rules.strategy, strategies, open_session.key.session)
-    with open_session.lock:
+    strategy = strategy_in_force(rules.strategy, strategies, session.key.session)
+    with session.lock:
         # what must fit now does not wait for a summary by another task: whoever writes first wins
-        if open_session.compacting and after_turn:
+        if session.compacting and after_turn:
             return Outcome(None, "a compaction is under way"), ()
-        open_session.compacting += 1
-    open_session.worker = open_session.worker or ports.ids.new()
+        session.compacting += 1
+    session.worker = session.worker or ports.ids.new()
     try:
         case = CompactionInput(stage.view, facts, rules, ports.counter)
-        return (yield from _compact_once(open_session, stage, case, strategy, ports))
+        return (yield from _compact_once(session, stage, case, strategy, ports))
     finally:
-        open_session.compacting -= 1
+        session.compacting -= 1
 
 
 def _compact_once(
-    open_session: OpenSession, stage: Stage, case: CompactionInput, strategy: Strategy, ports: Ports
+    session: Session, stage: Stage, case: CompactionInput, strategy: Strategy, ports: Ports
 ) -> Flow[tuple[Outcome, tuple[Event, ...]]]:
     """Decides, writes the summary and commits. The model's summary of an import is postponed: an extractive one stands for it."""
-    decision, events = yield from _decide(open_session, case, strategy)
-    write = partial(_write_summary, open_session, ports)
+    decision, events = yield from _decide(session, case, strategy)
+    write = partial(_write_summary, session, ports)
     if isinstance(decision, Skip):
-        yield from prepare(open_session, case, strategy, write)
-        return Outcome(None, decision.reason), (*events, *_pause_after(open_session, stage, case, decision))
+        yield from prepare(session, case, strategy, write)
+        return Outcome(None, decision.reason), (*events, *_pause_after(session, stage, case, decision))
     plan, imported = decision, _is_import(decision, case, ports)
     if imported:
         note = f"{len(plan.covered)} messages came at once: a summary by the model follows"
         plan = replace(plan, writer="extractive", reason=f"{plan.reason}; {note}")
-    prepared = yield from prepared_or_leased(open_session, plan, case, strategy, write, ports)
+    prepared = yield from prepared_or_leased(session, plan, case, strategy, write, ports)
     if isinstance(prepared, str):
         return Outcome(None, prepared), events
-    outcome = yield from _traced(open_session, *prepared, case, ports)
+    outcome = yield from _traced(session, *prepared, case, ports)
     if outcome.refused is not None:
         events = (*events, outcome.refused)
     event = outcome.event
     if event is None:
         if case.facts.occasion == "after_turn":
-            _pause(open_session, stage, case.needed_tokens)
-        return outcome, (*events, CompactionHeld(open_session.key.session, outcome.reason))
+            _pause(session, stage, case.needed_tokens)
+        return outcome, (*events, CompactionHeld(session.key.session, outcome.reason))
     known_ids = {e.id for e in case.view}
-    stand_in = next((e.id for e in open_session.view().compressed if e.id not in known_ids), None)
+    stand_in = next((e.id for e in session.view().compressed if e.id not in known_ids), None)
     if imported and stand_in is not None:
         outcome = replace(outcome, postponed=Postponed(replace(decision, writer="model"), case, stand_in))
     return outcome, (*events, event)
@@ -119,7 +119,7 @@ def _compact_once(
 
 
 def session_facts(
-    open_session: OpenSession,
+    session: Session,
     occasion: Occasion,
     *,
     turn_id: str | None = None,
@@ -128,13 +128,13 @@ def session_facts(
     gives_way: frozenset[str] = frozenset(),
 ) -> SessionFacts:
     """Returns the facts about a session that a decision needs beyond its view."""
-    state = open_session.state
+    state = session.state
     turns = state.turns - state.summary_turn if state.summary_turn >= 0 else state.turns + 1
-    with open_session.lock:
+    with session.lock:
         deferred = dict(state.deferred)
     goal = state.goal
     return SessionFacts(
-        pins=open_session.pins,
+        pins=session.pins,
         turns_since_summary=turns,
         turn_id=turn_id,
         overhead_tokens=overhead_tokens,
@@ -148,12 +148,12 @@ def session_facts(
     )
 
 
-def idle_time(open_session: OpenSession, stage: Stage, ports: Ports) -> Flow[float]:
+def idle_time(session: Session, stage: Stage, ports: Ports) -> Flow[float]:
     """Returns the seconds since the session's last record; 0, and nothing is read, where the policy's trigger ignores them."""
     trigger = stage.rules.trigger
     if trigger is None or not depends_on_idle_time(trigger):
         return 0.0
-    newest = yield from StoreCall(Store.fetch, open_session.key, (open_session.state.head,))
+    newest = yield from StoreCall(Store.fetch, session.key, (session.state.head,))
     return max(0.0, ports.clock.now_s() - newest[0].at_s) if newest else 0.0
 
 
@@ -187,9 +187,7 @@ def _with_summary_limit(rules: Policy, summary_tokens: int | None) -> Policy:
 # decide
 
 
-def _decide(
-    open_session: OpenSession, case: CompactionInput, strategy: Strategy
-) -> Flow[tuple[Decision, tuple[Event, ...]]]:
+def _decide(session: Session, case: CompactionInput, strategy: Strategy) -> Flow[tuple[Decision, tuple[Event, ...]]]:
     """Returns the strategy's decision. Where a request has to fit and a user's strategy does not help, the default decides."""
     must_fit = case.facts.occasion == "must_fit"
     events: tuple[Event, ...] = ()
@@ -199,7 +197,7 @@ def _decide(
         if not must_fit:
             raise
         decision = Skip(str(error))
-        events = (CompactionHeld(open_session.key.session, str(error)),)
+        events = (CompactionHeld(session.key.session, str(error)),)
     if not must_fit or strategy.name in BUILT_IN:
         return decision, events
     fits = isinstance(decision, Plan) and (
@@ -252,51 +250,47 @@ def _is_import(plan: Plan, case: CompactionInput, ports: Ports) -> bool:
     return large and plan.writer in ("model", "provider") and plan.turn_id is None and plan.text is None
 
 
-def _is_paused(open_session: OpenSession, stage: Stage) -> bool:
+def _is_paused(session: Session, stage: Stage) -> bool:
     """Tells whether the last attempt could not help, and nothing has changed since."""
-    pause, view = open_session.compaction_pause, stage.view
+    pause, view = session.compaction_pause, stage.view
     if pause is None or pause.epoch != view.epoch or view.tokens >= pause.until_tokens:
         return False
-    return pause.rules == open_session.window_rules(stage.context_window)
+    return pause.rules == session.window_rules(stage.context_window)
 
 
-def _pause(open_session: OpenSession, stage: Stage, more_tokens: float) -> None:
+def _pause(session: Session, stage: Stage, more_tokens: float) -> None:
     """Prevents further attempts until the history has grown by `more_tokens`, an epoch has begun, or the rules change."""
-    rules = open_session.window_rules(stage.context_window)
-    open_session.compaction_pause = CompactionPause(stage.view.epoch, stage.view.tokens + more_tokens, rules)
+    rules = session.window_rules(stage.context_window)
+    session.compaction_pause = CompactionPause(stage.view.epoch, stage.view.tokens + more_tokens, rules)
 
 
-def _pause_after(open_session: OpenSession, stage: Stage, case: CompactionInput, skip: Skip) -> tuple[Event, ...]:
+def _pause_after(session: Session, stage: Stage, case: CompactionInput, skip: Skip) -> tuple[Event, ...]:
     """Pauses compaction after a decision that a due compaction cannot help; returns the event that says so.
 
     Where the trigger names an amount, the decision is made again as soon as there is more: it costs no model call.
     """
     if not skip.exhausted:
         return ()
-    reported = open_session.compaction_pause is not None and open_session.compaction_pause.epoch == case.view.epoch
+    reported = session.compaction_pause is not None and session.compaction_pause.epoch == case.view.epoch
     amount = case.rules.trigger is not None and counts(case.rules.trigger)
-    _pause(open_session, stage, 1 if amount else case.needed_tokens)
-    return () if reported and amount else (CompactionHeld(open_session.key.session, skip.reason),)
+    _pause(session, stage, 1 if amount else case.needed_tokens)
+    return () if reported and amount else (CompactionHeld(session.key.session, skip.reason),)
 
 
 # write the summary
 
 
 def _traced(
-    open_session: OpenSession, plan: Plan, summary: Summary | None, case: CompactionInput, ports: Ports
+    session: Session, plan: Plan, summary: Summary | None, case: CompactionInput, ports: Ports
 ) -> Flow[Outcome]:
-    open_session.events.emit(
-        _started(open_session, plan, asks_model=summary is None and _asks_model(plan, ports, open_session.model))
-    )
+    session.events.emit(_started(session, plan, asks_model=summary is None and _asks_model(plan, ports, session.model)))
     with span("compact", {"gen_ai.operation.name": "compact", "ctxfold.strategy": plan.strategy}) as compact_span:
         try:
-            outcome = yield from releasing(
-                open_session, plan, _write_and_commit(open_session, plan, summary, case, ports), ports
-            )
+            outcome = yield from releasing(session, plan, _write_and_commit(session, plan, summary, case, ports), ports)
         except BaseException as error:
             if not (case.facts.occasion == "after_turn" and isinstance(error, CtxError)):  # reported by `maintain`
                 text = f"the compaction failed: {error if isinstance(error, CtxError) else repr(error)}"
-                open_session.events.emit(CompactionHeld(open_session.key.session, text))
+                session.events.emit(CompactionHeld(session.key.session, text))
             raise
         if compact_span is not None and outcome.event is not None:
             compact_span.set_attribute("ctxfold.fallback_level", outcome.event.fallback_level)
@@ -305,11 +299,11 @@ def _traced(
     return outcome
 
 
-def _started(open_session: OpenSession, plan: Plan, *, asks_model: bool, background: bool = False) -> CompactionStarted:
+def _started(session: Session, plan: Plan, *, asks_model: bool, background: bool = False) -> CompactionStarted:
     shown = {m.id for m in plan.shown}
-    entries = plan.covered or [e for e in open_session.view(plan.turn_id) if e.id in shown]
+    entries = plan.covered or [e for e in session.view(plan.turn_id) if e.id in shown]
     tokens = sum(e.tokens for e in entries)
-    name, reason = open_session.key.session, plan.reason
+    name, reason = session.key.session, plan.reason
     return CompactionStarted(name, plan.strategy, reason, len(entries), tokens, asks_model, background)
 
 
@@ -320,23 +314,23 @@ def _asks_model(plan: Plan, ports: Ports, model: str) -> bool:
 
 
 def _write_and_commit(
-    open_session: OpenSession, plan: Plan, summary: Summary | None, case: CompactionInput, ports: Ports
+    session: Session, plan: Plan, summary: Summary | None, case: CompactionInput, ports: Ports
 ) -> Flow[Outcome]:
     """Writes the summary where none was prepared, offers it to the subscriber, and commits the plan."""
     if plan.covered and summary is None:
         try:
-            plan, summary = yield from _written(open_session, ports, plan, case)
+            plan, summary = yield from _written(session, ports, plan, case)
         except SummarizationFailedError as error:
             if case.rules.strict_summaries:
                 raise
             return Outcome(None, str(error), status="rejected")
-    plan, summary, refused = offered(open_session.key.session, plan, summary, case, open_session.events.rewriters)
+    plan, summary, refused = offered(session.key.session, plan, summary, case, session.events.rewriters)
     if case.facts.occasion == "must_fit" and summary is not None and _is_no_shorter(plan, summary, ports):
         # a span of a few words is dropped without a summary; the archive has it
         within = plan.within or plan.turn_id is not None
         answers = () if within else orphaned_answers({e.id for e in plan.covered}, case.view, case.facts.pins)
         plan, summary = replace(plan, writer="none", covered=(*plan.covered, *answers)), None
-    outcome = yield from commit(open_session, plan, summary, case.view, ports)
+    outcome = yield from commit(session, plan, summary, case.view, ports)
     return replace(outcome, refused=refused)
 
 
@@ -347,13 +341,13 @@ def _is_no_shorter(plan: Plan, summary: Summary, ports: Ports) -> bool:
     return source_tokens <= FEW_TOKENS and size >= source_tokens
 
 
-def _progress_of(open_session: OpenSession) -> Progress:
-    name = open_session.key.session
-    return lambda done, needed: open_session.events.emit(CompactionProgress(name, done, needed))
+def _progress_of(session: Session) -> Progress:
+    name = session.key.session
+    return lambda done, needed: session.events.emit(CompactionProgress(name, done, needed))
 
 
 def _write_summary(
-    open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput, progress: Progress | None = None
+    session: Session, ports: Ports, plan: Plan, case: CompactionInput, progress: Progress | None = None
 ) -> Flow[Summary]:
     """Returns the summary of the plan's span, probed where the policy says so; books its model calls.
 
@@ -361,9 +355,9 @@ def _write_summary(
     """
     rules = case.rules
     asks = plan.writer == "model" and plan.text is None
-    wait_s = open_session.summariser_paused_until_s - ports.clock.now_s()
+    wait_s = session.summariser_paused_until_s - ports.clock.now_s()
     if asks and wait_s > 0 and case.facts.occasion != "on_demand":
-        summary = yield from _write_summary(open_session, ports, replace(plan, writer="extractive"), case)
+        summary = yield from _write_summary(session, ports, replace(plan, writer="extractive"), case)
         problem = f"model: the summariser did not answer in time; it is asked again in {math.ceil(wait_s)} s"
         return replace(summary, problems=(problem, *summary.problems))
     summary = yield from summarize(
@@ -373,51 +367,51 @@ def _write_summary(
         window_tokens=ports.summary_window(rules.context_window),
         writer=plan.writer,
         text=plan.text,
-        calls_left=open_session.summary_calls_left(rules),
-        live=live_prefix(open_session, plan, case, ports) if asks else None,
+        calls_left=session.summary_calls_left(rules),
+        live=live_prefix(session, plan, case, ports) if asks else None,
         progress=progress,
     )
-    open_session.unbooked_calls += summary.calls
-    open_session.unbooked_usage += summary.usage
+    session.unbooked_calls += summary.calls
+    session.unbooked_usage += summary.usage
     if summary.timed_out:
         pause_s = SUMMARISER_PAUSE * (rules.summary_timeout_s or 120.0)
-        open_session.summariser_paused_until_s = ports.clock.now_s() + pause_s
+        session.summariser_paused_until_s = ports.clock.now_s() + pause_s
     if summary.live is not None:
         change = -1 if summary.live else 1
-        open_session.live_prefix_failures = max(-MAX_FAILURES, open_session.live_prefix_failures + change)
+        session.live_prefix_failures = max(-MAX_FAILURES, session.live_prefix_failures + change)
     if not rules.probe or not summary.fallback_level.startswith("model"):
         return summary
     result = yield from probe(summary.text, plan.covered)
-    open_session.unbooked_calls += result.calls
-    open_session.unbooked_usage += result.usage or Usage()
+    session.unbooked_calls += result.calls
+    session.unbooked_usage += result.usage or Usage()
     report = f"probe: {result.verdict}, {result.score:.0%} of its questions answered from the summary alone"
     if result.verdict != "reject":
         return replace(summary, problems=(*summary.problems, report)) if result.verdict == "warn" else summary
     if case.facts.occasion != "must_fit":
         raise SummarizationFailedError(f"{report}; the originals stay")
     # the request has to fit: a summary of verbatim lines in its place
-    return (yield from _write_summary(open_session, ports, replace(plan, writer="extractive"), case))
+    return (yield from _write_summary(session, ports, replace(plan, writer="extractive"), case))
 
 
-def _written(open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput) -> Flow[tuple[Plan, Summary]]:
+def _written(session: Session, ports: Ports, plan: Plan, case: CompactionInput) -> Flow[tuple[Plan, Summary]]:
     """Returns the plan with its summary. Where the service writes none of its own, a model does, and the reason says why."""
     problem = None
     if plan.writer == "provider":
-        result = yield from _by_provider(open_session, ports, plan, case)
+        result = yield from _by_provider(session, ports, plan, case)
         if isinstance(result, Summary):
             return plan, result
         problem = f"provider: {result}"
         plan = replace(plan, strategy="summarize", writer="model", reason=f"{plan.reason}; {problem}")
-    summary = yield from _write_summary(open_session, ports, plan, case, progress=_progress_of(open_session))
+    summary = yield from _write_summary(session, ports, plan, case, progress=_progress_of(session))
     return plan, summary if problem is None else replace(summary, problems=(problem, *summary.problems))
 
 
-def _by_provider(open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput) -> Flow[Summary | str]:
+def _by_provider(session: Session, ports: Ports, plan: Plan, case: CompactionInput) -> Flow[Summary | str]:
     """Returns the service's own summary of the plan's span beside a text of ours, which every other model reads.
 
     Returns the reason instead where it writes none, or one that does not help.
     """
-    request = _provider_request(open_session, ports, plan, case)
+    request = _provider_request(session, ports, plan, case)
     if isinstance(request, str):
         return request
     try:
@@ -425,40 +419,40 @@ def _by_provider(open_session: OpenSession, ports: Ports, plan: Plan, case: Comp
     except CtxError as error:
         return str(error)
     usage = reply.billed or reply.usage or Usage()
-    open_session.unbooked_calls += 1
-    open_session.unbooked_usage += usage
+    session.unbooked_calls += 1
+    session.unbooked_usage += usage
     if reply.summary is None:
         return "the answer held no summary"
-    own = yield from _write_summary(open_session, ports, replace(plan, writer="extractive"), case)
+    own = yield from _write_summary(session, ports, replace(plan, writer="extractive"), case)
     summary = replace(own, fallback_level="provider", provided=reply.summary, calls=1, usage=usage)
     return _too_long(plan, summary, case) or summary
 
 
-def _provider_request(open_session: OpenSession, ports: Ports, plan: Plan, case: CompactionInput) -> Request | str:
+def _provider_request(session: Session, ports: Ports, plan: Plan, case: CompactionInput) -> Request | str:
     """Returns the request for the service's own summary of the plan's span, or why it is not asked for one."""
-    least = capabilities_of(ports.backend, open_session.model).compacts_from
+    least = capabilities_of(ports.backend, session.model).compacts_from
     if least is None:
         return "this service writes no summaries of its own"
     if plan.within or plan.turn_id is not None:
         return "its summary would stand for all that is before it, and this one stands within the conversation"
-    if open_session.summary_calls_left(case.rules) == 0:
+    if session.summary_calls_left(case.rules) == 0:
         return f"max_summary_calls is {case.rules.max_summary_calls}, and as many were made"
     entries = [*case.view.system, *(e for e in plan.covered if e.message.kind != "section")]
     size = sum(e.tokens for e in entries)
-    known = open_session.state.calibrations.get(open_session.model)
+    known = session.state.calibrations.get(session.model)
     own_size = int(size * known.ratio) if known is not None else size  # as the service counts
     if own_size < least:
         return f"it summarises conversations from {least} tokens on, and this part has {own_size}"
     if size > case.rules.context_window:
         return f"the part to summarise has {size} tokens, and the window {case.rules.context_window}"
-    sent = open_session.sent_request
+    sent = session.sent_request
     base = sent.request if sent is not None else Request(())
-    refused_seq = open_session.refused_seqs.get(open_session.model, 0)
+    refused_seq = session.refused_seqs.get(session.model, 0)
     return Request(
         [e.message for e in entries],
         tools=base.tools,
         thinking=base.thinking,
-        model=open_session.model or None,
+        model=session.model or None,
         unbound_before=len(entries),  # a service that binds reasoning takes the conversation without it
         refused_before=sum(e.seq <= refused_seq for e in entries),
         cache_key=base.cache_key,
@@ -478,25 +472,25 @@ def _too_long(plan: Plan, summary: Summary, case: CompactionInput) -> str:
     return ""
 
 
-def write_postponed(open_session: OpenSession, postponed: Postponed, ports: Ports) -> Flow[HistoryCompacted | str]:
+def write_postponed(session: Session, postponed: Postponed, ports: Ports) -> Flow[HistoryCompacted | str]:
     """Has the model write the postponed summary, and replaces the extractive one with it.
 
     Returns the event, or the reason why the extractive summary stays; the archive has the whole span.
     """
     plan, case = postponed.plan, replace(postponed.case, facts=replace(postponed.case.facts, occasion="after_turn"))
-    open_session.events.emit(_started(open_session, plan, asks_model=True, background=True))
-    summary = yield from _write_summary(open_session, ports, plan, case, progress=_progress_of(open_session))
+    session.events.emit(_started(session, plan, asks_model=True, background=True))
+    summary = yield from _write_summary(session, ports, plan, case, progress=_progress_of(session))
     if summary.fallback_level in ("extractive", "truncate"):
         return "; ".join(summary.problems) or "the summariser was not asked"
-    yield from refresh(open_session, ports)
-    view = open_session.view()
+    yield from refresh(session, ports)
+    view = session.view()
     stand_in = tuple(e for e in view.compressed if e.id == postponed.stand_in_id)
     if not stand_in:
         return "a later compaction has covered it meanwhile"
     reason = f"{plan.reason}; the summary was written in the background"
     swap = replace(plan, covered=stand_in, shown=(), reason=reason, tokens_before=view.tokens)
     source_tokens = sum(e.tokens for e in plan.covered)
-    outcome = yield from commit(open_session, swap, summary, view, ports, source_tokens=source_tokens)
+    outcome = yield from commit(session, swap, summary, view, ports, source_tokens=source_tokens)
     return outcome.event or outcome.reason
 
 
@@ -555,7 +549,7 @@ def _accepted(
 
 
 def gauge(
-    open_session: OpenSession,
+    session: Session,
     stage: Stage,
     counter: TokenCounter,
     *,
@@ -563,23 +557,23 @@ def gauge(
     auto_compact: bool | None = None,
 ) -> WindowGauge:
     """Returns the size of the newest request, or the given one, with its limits and the distance to the next compaction."""
-    rules, size, compacts_at, until = stage.rules, size or open_session.window_tokens(), None, None
-    if not open_session.model and (known := [*open_session.state.calibrations.values()]):
+    rules, size, compacts_at, until = stage.rules, size or session.window_tokens(), None, None
+    if not session.model and (known := [*session.state.calibrations.values()]):
         rules = calibrated(rules, known[-1])  # a process that only reads
     if rules.auto_compact if auto_compact is None else auto_compact:
         compacts_at = rules.budget_tokens
         if rules.trigger is None:
             compacts_at = min(compacts_at, math.ceil(rules.hard_ratio * rules.budget_tokens))
         else:
-            facts = session_facts(open_session, "after_turn", overhead_tokens=open_session.overhead_tokens)
+            facts = session_facts(session, "after_turn", overhead_tokens=session.overhead_tokens)
             at = due_at(rules.trigger, CompactionInput(stage.view, facts, rules, counter).signals())
             compacts_at = compacts_at if at is None else min(compacts_at, at)
         # a reply counts as well; what is recalled gives way
-        until = max(0, round(size.ratio * (compacts_at - stage.view.tokens - open_session.overhead_tokens)))
+        until = max(0, round(size.ratio * (compacts_at - stage.view.tokens - session.overhead_tokens)))
         compacts_at = round(size.ratio * compacts_at)
-    window_rules = open_session.window_rules(stage.context_window)
+    window_rules = session.window_rules(stage.context_window)
     return WindowGauge(
-        session=open_session.key.session,
+        session=session.key.session,
         used_tokens=size.total,
         budget_tokens=window_rules.budget_tokens,
         context_window=window_rules.context_window,
@@ -588,8 +582,8 @@ def gauge(
     )
 
 
-def costs(open_session: OpenSession, ports: Ports) -> CostLine:
+def costs(session: Session, ports: Ports) -> CostLine:
     """Returns what the session has cost, and would have cost with the economic trigger; in every process the same."""
-    facts = session_facts(open_session, "after_turn", overhead_tokens=open_session.window_tokens().tools)
-    case = CompactionInput(open_session.view(), facts, open_session.own_rules(), ports.counter)
-    return compared_cost(open_session.state, ports.prices, case.signals())
+    facts = session_facts(session, "after_turn", overhead_tokens=session.window_tokens().tools)
+    case = CompactionInput(session.view(), facts, session.own_rules(), ports.counter)
+    return compared_cost(session.state, ports.prices, case.signals())

@@ -23,7 +23,7 @@ from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message, TextPart, Usage, system, user
 from ctxfold.policy.settings import needs_goal
 from ctxfold.protocols import Ports, Request
-from ctxfold.session_state import OpenSession, Stage, append_decided, draft
+from ctxfold.state import Session, Stage, append_decided, draft
 
 TIMEOUT_S = 30.0
 RECENT = 8  # newest messages that the model sees, each cut to MESSAGE_CHARS
@@ -55,29 +55,29 @@ class _GoalAnswer:
     problem: str = ""
 
 
-def refresh_goal(open_session: OpenSession, stage: Stage, ports: Ports) -> Flow[tuple[GoalRefreshed, ...]]:
+def refresh_goal(session: Session, stage: Stage, ports: Ports) -> Flow[tuple[GoalRefreshed, ...]]:
     """Applies the last answer; then asks about the newest user message in the background, if it is another one.
 
     Does nothing while the rules need no goal.
     """
     if not needs_goal(stage.rules):
         return ()
-    events = yield from _apply_answer(open_session, ports)
-    yield from _ask(open_session, open_session.with_new_view(stage), ports)
+    events = yield from _apply_answer(session, ports)
+    yield from _ask(session, session.with_new_view(stage), ports)
     return events
 
 
-def set_goal(open_session: OpenSession, ports: Ports, text: str | None) -> Flow[None]:
+def set_goal(session: Session, ports: Ports, text: str | None) -> Flow[None]:
     """Sets the goal of the conversation; with None the model finds it out again."""
 
     def changed(old: GoalSet) -> GoalSet:
         set_by_user = tuple(g for g in old.given if g != "goal")
         return replace(old, goal=text or "", given=(*set_by_user, "goal") if text else set_by_user)
 
-    yield from _set(open_session, ports, changed)
+    yield from _set(session, ports, changed)
 
 
-def set_subgoal(open_session: OpenSession, ports: Ports, text: str | None) -> Flow[None]:
+def set_subgoal(session: Session, ports: Ports, text: str | None) -> Flow[None]:
     """Begins a new step: later records belong to it, and the step before is completed.
 
     None ends the step without another; the model finds steps out again.
@@ -85,18 +85,18 @@ def set_subgoal(open_session: OpenSession, ports: Ports, text: str | None) -> Fl
 
     def changed(old: GoalSet) -> GoalSet:
         set_by_user = tuple(g for g in old.given if g != "subgoal")
-        new = _with_step(old, text or "", open_session.state.head + 1)
+        new = _with_step(old, text or "", session.state.head + 1)
         return replace(new, given=(*set_by_user, "subgoal") if text else set_by_user)
 
-    yield from _set(open_session, ports, changed)
+    yield from _set(session, ports, changed)
 
 
-def _set(open_session: OpenSession, ports: Ports, changed: _Change) -> Flow[None]:
+def _set(session: Session, ports: Ports, changed: _Change) -> Flow[None]:
     def drafts(state: SessionState) -> list[Draft]:
         new = changed(state.goal)
         return [draft(ports, new)] if new != state.goal else []
 
-    yield from append_decided(open_session, drafts, ports)
+    yield from append_decided(session, drafts, ports)
 
 
 def _with_step(old: GoalSet, text: str, since: int) -> GoalSet:
@@ -107,16 +107,16 @@ def _with_step(old: GoalSet, text: str, since: int) -> GoalSet:
     return replace(old, subgoals=(*completed, Subgoal(text, since))[-SUBGOALS_KEPT:])
 
 
-def _apply_answer(open_session: OpenSession, ports: Ports) -> Flow[tuple[GoalRefreshed, ...]]:
-    with open_session.lock:
-        answer, open_session.goal_state.ready = cast("_GoalAnswer | None", open_session.goal_state.ready), None
+def _apply_answer(session: Session, ports: Ports) -> Flow[tuple[GoalRefreshed, ...]]:
+    with session.lock:
+        answer, session.goal_state.ready = cast("_GoalAnswer | None", session.goal_state.ready), None
     if answer is None:
         return ()
     if not answer.problem:
-        yield from _set(open_session, ports, lambda old: _merged(old, answer))
-    goal = open_session.state.goal
+        yield from _set(session, ports, lambda old: _merged(old, answer))
+    goal = session.state.goal
     step = goal.subgoals[-1].text if goal.subgoals else ""
-    return (GoalRefreshed(open_session.key.session, goal.goal, step, answer.problem),)
+    return (GoalRefreshed(session.key.session, goal.goal, step, answer.problem),)
 
 
 def _merged(old: GoalSet, answer: _GoalAnswer) -> GoalSet:
@@ -127,40 +127,40 @@ def _merged(old: GoalSet, answer: _GoalAnswer) -> GoalSet:
     return _with_step(new, answer.step, answer.since)
 
 
-def _ask(open_session: OpenSession, stage: Stage, ports: Ports) -> Flow[None]:
+def _ask(session: Session, stage: Stage, ports: Ports) -> Flow[None]:
     """Starts to ask about the newest user message, unless that was done already or there is no summariser."""
-    background, rules, view = open_session.goal_state, stage.rules, stage.view
+    background, rules, view = session.goal_state, stage.rules, stage.view
     newest = view.newest_user()
-    if ports.summarizer is None or newest is None or set(open_session.state.goal.given) == {"goal", "subgoal"}:
+    if ports.summarizer is None or newest is None or set(session.state.goal.given) == {"goal", "subgoal"}:
         return
-    if open_session.summary_calls_left(rules) == 0:
+    if session.summary_calls_left(rules) == 0:
         return
-    with open_session.lock:
+    with session.lock:
         if background.running or background.message_id == newest.id:
             return
         background.running, background.message_id = True, newest.id
-    started = yield from Start(_work(open_session, newest.seq, _request(view, open_session.state.goal)))
+    started = yield from Start(_work(session, newest.seq, _request(view, session.state.goal)))
     if not started:
         background.running = False
 
 
-def _work(open_session: OpenSession, since: int, request: Request) -> Flow[None]:
+def _work(session: Session, since: int, request: Request) -> Flow[None]:
     answer: _GoalAnswer | None = None
-    erasures = open_session.erasures
+    erasures = session.erasures
     try:
-        with open_session.lock:
-            open_session.unbooked_calls += 1
+        with session.lock:
+            session.unbooked_calls += 1
         reply = yield from Deadline(Complete(request, summarizer=True), TIMEOUT_S)
-        with open_session.lock:
-            open_session.unbooked_usage += reply.usage or Usage()
+        with session.lock:
+            session.unbooked_usage += reply.usage or Usage()
         answer = _parsed(reply.message.text, since)
     except Exception as error:  # noqa: BLE001 - the event reports it; the goal stays as it was
         answer = _GoalAnswer(since, problem=str(error) if isinstance(error, CtxError) else repr(error))
     finally:
-        with open_session.lock:
-            open_session.goal_state.running, open_session.goal_state.ready = (
+        with session.lock:
+            session.goal_state.running, session.goal_state.ready = (
                 False,
-                answer if open_session.erasures == erasures else None,
+                answer if session.erasures == erasures else None,
             )
 
 

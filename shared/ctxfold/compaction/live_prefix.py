@@ -20,7 +20,7 @@ from ctxfold.history.view import Entry
 from ctxfold.messages import Message, is_final, says_something
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Ports, Request, capabilities_of
-from ctxfold.session_state import OpenSession, SentRequest
+from ctxfold.state import SentRequest, Session
 
 CACHE_S = 300.0  # the shortest time for which the large providers keep a prefix
 CACHEABLE_TOKENS = 1_024  # the shortest prefix that they cache
@@ -53,10 +53,10 @@ class LivePrefix:
         return replace(request, messages=messages, max_tokens=self.request.max_tokens if self.thinks else limit_tokens)
 
 
-def live_prefix(open_session: OpenSession, plan: Plan, case: CompactionInput, ports: Ports) -> LivePrefix | None:
+def live_prefix(session: Session, plan: Plan, case: CompactionInput, ports: Ports) -> LivePrefix | None:
     """Returns the live prefix for the plan's summary; None where a transcript of the span is cheaper, safer or the only way."""
-    sent = open_session.sent_request
-    if sent is None or open_session.live_prefix_failures >= MAX_FAILURES or not _may_continue(sent.request, ports):
+    sent = session.sent_request
+    if sent is None or session.live_prefix_failures >= MAX_FAILURES or not _may_continue(sent.request, ports):
         return None
     if ports.clock.now_s() - sent.at_s > CACHE_S or not begins_with(case.view, sent.view):
         return None

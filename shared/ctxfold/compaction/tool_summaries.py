@@ -19,7 +19,7 @@ from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Part, ToolResultPart, Usage
 from ctxfold.policy.settings import Policy, needs_tool_summaries
 from ctxfold.protocols import Ports
-from ctxfold.session_state import OpenSession, Stage, append_decided, draft
+from ctxfold.state import Session, Stage, append_decided, draft
 
 SPARED_PAIRS = 6  # newest pairs, which are not summarised
 OUTPUT_TOKENS = 96  # smaller outputs are not worth a call
@@ -41,60 +41,58 @@ class _Pair:
     result: Entry
 
 
-def prepare_pairs(open_session: OpenSession, stage: Stage, ports: Ports) -> Flow[tuple[OutputsPrepared, ...]]:
+def prepare_pairs(session: Session, stage: Stage, ports: Ports) -> Flow[tuple[OutputsPrepared, ...]]:
     """Stores summaries that could not be stored before; when more than six pairs wait, starts to summarise the oldest.
 
     Returns the events of the summaries that were started earlier.
     """
-    pairs = open_session.tool_summaries
+    pairs = session.tool_summaries
     if not needs_tool_summaries(stage.rules):
         return ()
-    with open_session.lock:
+    with session.lock:
         events, pairs.unsent_events = tuple(pairs.unsent_events), []
     if pairs.running:
         return events
-    yield from flush_pairs(open_session, ports)
-    if _waiting(open_session, open_session.view(stage.turn_id)) and open_session.claim(pairs):
-        started = yield from Start(_work(open_session, ports, stage.turn_id))
+    yield from flush_pairs(session, ports)
+    if _waiting(session, session.view(stage.turn_id)) and session.claim(pairs):
+        started = yield from Start(_work(session, ports, stage.turn_id))
         if not started:
             pairs.running = False
     return events
 
 
-def summarise_pairs(open_session: OpenSession, ports: Ports, *, turn_id: str | None = None) -> Flow[int]:
+def summarise_pairs(session: Session, ports: Ports, *, turn_id: str | None = None) -> Flow[int]:
     """Summarises all pairs but the newest six and stores the summaries; returns how many. The view does not change.
 
     Does nothing while another worker holds the lease.
     """
     written = 0
-    open_session.worker = open_session.worker or ports.ids.new()
-    rules = open_session.rules()
+    session.worker = session.worker or ports.ids.new()
+    rules = session.rules()
     ttl_s = summary_lease_s(rules)
-    while batch := _waiting(open_session, open_session.view(turn_id))[:BATCH_PAIRS]:
-        if not (yield from TakeLease(open_session.key, LEASE, open_session.worker, ttl_s)):
+    while batch := _waiting(session, session.view(turn_id))[:BATCH_PAIRS]:
+        if not (yield from TakeLease(session.key, LEASE, session.worker, ttl_s)):
             break
-        work = _summarised_batch(open_session, rules, ports, batch)
-        count, stored = yield from release_after(work, open_session.key, LEASE, open_session.worker)
+        work = _summarised_batch(session, rules, ports, batch)
+        count, stored = yield from release_after(work, session.key, LEASE, session.worker)
         written += count
         if not stored:
             break
     return written
 
 
-def _summarised_batch(
-    open_session: OpenSession, rules: Policy, ports: Ports, batch: Sequence[_Pair]
-) -> Flow[tuple[int, bool]]:
+def _summarised_batch(session: Session, rules: Policy, ports: Ports, batch: Sequence[_Pair]) -> Flow[tuple[int, bool]]:
     """Returns how many pairs have a summary now, and whether all summaries are stored."""
     written = 0
     for pair in batch:
-        written += yield from _summarised(open_session, rules, ports, pair)
-    return written, (yield from flush_pairs(open_session, ports))
+        written += yield from _summarised(session, rules, ports, pair)
+    return written, (yield from flush_pairs(session, ports))
 
 
-def flush_pairs(open_session: OpenSession, ports: Ports) -> Flow[bool]:
+def flush_pairs(session: Session, ports: Ports) -> Flow[bool]:
     """Stores the written summaries; returns whether all are stored. When the store fails they are kept for the next try."""
-    pairs = open_session.tool_summaries
-    with open_session.lock:
+    pairs = session.tool_summaries
+    with session.lock:
         waiting, calls, usage, problems = tuple(pairs.unwritten), pairs.calls, pairs.usage, tuple(pairs.problems)
         if not waiting and not calls:
             return True
@@ -105,36 +103,36 @@ def flush_pairs(open_session: OpenSession, ports: Ports) -> Flow[bool]:
         return [draft(ports, OutputsSummarised(present, calls or None, usage if usage != Usage() else None))]
 
     try:
-        yield from append_decided(open_session, drafts, ports)
+        yield from append_decided(session, drafts, ports)
     except BaseException as error:
-        with open_session.lock:
+        with session.lock:
             pairs.unwritten, pairs.calls = [*waiting, *pairs.unwritten], calls + pairs.calls
             pairs.usage, pairs.problems = usage + pairs.usage, [*problems, *pairs.problems]
         if not isinstance(error, StoreError):
             raise
-        _report(open_session, 0, f"kept until the store takes them: {error}")
+        _report(session, 0, f"kept until the store takes them: {error}")
         return False
-    _report(open_session, len(waiting), *problems)
+    _report(session, len(waiting), *problems)
     return True
 
 
-def _report(open_session: OpenSession, messages: int, *problems: str) -> None:
-    with open_session.lock:
-        open_session.tool_summaries.unsent_events.append(OutputsPrepared(open_session.key.session, messages, problems))
+def _report(session: Session, messages: int, *problems: str) -> None:
+    with session.lock:
+        session.tool_summaries.unsent_events.append(OutputsPrepared(session.key.session, messages, problems))
 
 
-def _work(open_session: OpenSession, ports: Ports, turn_id: str | None) -> Flow[None]:
+def _work(session: Session, ports: Ports, turn_id: str | None) -> Flow[None]:
     try:
-        yield from summarise_pairs(open_session, ports, turn_id=turn_id)
+        yield from summarise_pairs(session, ports, turn_id=turn_id)
     except Exception as error:  # noqa: BLE001 - an event reports it; the outputs stay as they were
-        _report(open_session, 0, repr(error))
+        _report(session, 0, repr(error))
     finally:
-        open_session.tool_summaries.running = False
+        session.tool_summaries.running = False
 
 
-def _summarised(open_session: OpenSession, rules: Policy, ports: Ports, pair: _Pair) -> Flow[bool]:
-    pairs = open_session.tool_summaries
-    calls_left = open_session.summary_calls_left(rules)
+def _summarised(session: Session, rules: Policy, ports: Ports, pair: _Pair) -> Flow[bool]:
+    pairs = session.tool_summaries
+    calls_left = session.summary_calls_left(rules)
     summary = yield from summarize(
         (pair.result,),
         rules=rules.model_copy(
@@ -147,7 +145,7 @@ def _summarised(open_session: OpenSession, rules: Policy, ports: Ports, pair: _P
     )
     reference = pair.result.reference if rules.references else ""
     shown = None if summary.fallback_level == "truncate" else _stand_in(pair.result.message, summary, reference)
-    with open_session.lock:
+    with session.lock:
         pairs.calls += summary.calls
         pairs.usage += summary.usage
         pairs.problems += summary.problems
@@ -169,16 +167,16 @@ def _stand_in(message: Message, summary: Summary, reference: str) -> Message:
     return replace(message, parts=tuple(parts))
 
 
-def _waiting(open_session: OpenSession, view: View) -> list[_Pair]:
+def _waiting(session: Session, view: View) -> list[_Pair]:
     """Returns the pairs whose output is worth a summary and has none, oldest first, without the newest six."""
     known = {
-        *open_session.state.deferred,
-        *open_session.tool_summaries.left_out,
-        *(m.id for m in open_session.tool_summaries.unwritten),
+        *session.state.deferred,
+        *session.tool_summaries.left_out,
+        *(m.id for m in session.tool_summaries.unwritten),
     }
     entries: Sequence[Entry] = (*view.live, *view.turn)
-    known |= kept(entries, pins=open_session.pins)
-    known |= outputs_of(open_session.rules().exclude_tools, entries)
+    known |= kept(entries, pins=session.pins)
+    known |= outputs_of(session.rules().exclude_tools, entries)
     pairs = [p for p in _pairs(entries) if not p.result.shown_seq and p.result.id not in known]
     return [p for p in pairs if p.result.tokens >= OUTPUT_TOKENS][:-SPARED_PAIRS]
 

@@ -38,8 +38,8 @@ from ctxfold.messages import Message, Role
 from ctxfold.protocols import Document, Ports, Store
 from ctxfold.retrieval.bm25 import ranked
 from ctxfold.retrieval.embeddings import share_vectors
-from ctxfold.session_state import (
-    OpenSession,
+from ctxfold.state import (
+    Session,
     append_decided,
     closing_draft,
     draft,
@@ -72,7 +72,7 @@ class Hit:
     at_s: float = 0.0
 
 
-def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]:
+def search(session: Session, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]:
     """Returns the messages that match best, best first, visible or not: one BM25 over the index and the live messages.
 
     Exact while no term of the query occurs in more than some thousand messages; beyond, work is bounded as in `retrieval.bm25`.
@@ -80,18 +80,18 @@ def search(open_session: OpenSession, query: str, *, limit: int) -> Flow[tuple[H
     terms = query_terms(query)
     if not terms or limit < 1:
         return ()
-    documents = yield from live_documents(open_session.view_of_all())
+    documents = yield from live_documents(session.view_of_all())
     visible = LiveIndex().with_messages((d.seq, d.terms, d.length) for d in documents)
-    ranking, weights, _ = yield from ranked(open_session.key, terms, live_index=visible, probe=PROBE)
+    ranking, weights, _ = yield from ranked(session.key, terms, live_index=visible, probe=PROBE)
     hits: dict[str, Hit] = {}
     for start in range(0, len(ranking), 4 * limit):
         scores = dict(ranking[start : start + 4 * limit])
-        records = yield from StoreCall(Store.fetch, open_session.key, tuple(scores))
+        records = yield from StoreCall(Store.fetch, session.key, tuple(scores))
         by_seq = {r.seq: r for r in records}
         for seq, score in scores.items():
             message = stored_message(by_seq[seq]) if seq in by_seq else None
             if message is not None and message.id not in hits:
-                hits[message.id] = yield from hit_of(by_seq[seq], message, score, weights, open_session.key.session)
+                hits[message.id] = yield from hit_of(by_seq[seq], message, score, weights, session.key.session)
         if len(hits) >= limit:
             break
     return tuple(hits.values())[:limit]
@@ -123,7 +123,7 @@ def _excerpt_of(message: Message, weights: Mapping[str, float]) -> str:
 # restore
 
 
-def restore(engine: Engine, open_session: OpenSession, references: Sequence[str]) -> Flow[tuple[Message, ...]]:
+def restore(engine: Engine, session: Session, references: Sequence[str]) -> Flow[tuple[Message, ...]]:
     """Restores originals to the view, with their tool rounds, and returns them: at its tail, or in place of their excerpts.
 
     Messages that are visible in full are left alone. Raises ContextOverflowError, before anything is written, when they do not
@@ -132,16 +132,16 @@ def restore(engine: Engine, open_session: OpenSession, references: Sequence[str]
     # a round stays in its order, whichever of its messages was updated since
     groups: dict[int, dict[int, Message]] = {}
     for reference in references:
-        record, message = yield from original_record(open_session, reference)
+        record, message = yield from original_record(session, reference)
         if message.visibility == "user":
             raise MessageError(
                 f"message {message.id!r} is for the user only: it cannot be restored to the model's window"
             )
-        entry = open_session.state.entry(message.id)
+        entry = session.state.entry(message.id)
         if entry is not None and entry.seq == record.seq:
             groups[record.seq] = {record.seq: message}
         elif entry is None:
-            group = yield from _round(open_session, record, message)
+            group = yield from _round(session, record, message)
             groups[min(group)] = group
     originals = [(seq, message) for _, group in sorted(groups.items()) for seq, message in group.items()]
     restored: list[Message] = []
@@ -149,13 +149,13 @@ def restore(engine: Engine, open_session: OpenSession, references: Sequence[str]
     def drafts(state: SessionState) -> list[Draft]:
         live = {e.id: e for e in state.live}
         missing = {seq: m for seq, m in originals if _lacks(state, live, m)}
-        _check_room(engine, open_session, missing.values(), live)
+        _check_room(engine, session, missing.values(), live)
         restored[:] = missing.values()
         return _restored(engine.ports, missing)
 
-    yield from append_decided(open_session, drafts, engine.ports)
+    yield from append_decided(session, drafts, engine.ports)
     if restored:
-        engine.events.emit(MessagesRestored(open_session.key.session, tuple(restored)))
+        engine.events.emit(MessagesRestored(session.key.session, tuple(restored)))
     return tuple(restored)
 
 
@@ -164,16 +164,14 @@ def _lacks(state: SessionState, live: Mapping[str, Entry], message: Message) -> 
     return state.entry(message.id) is None if entry is None else bool(entry.shown_seq)
 
 
-def _check_room(
-    engine: Engine, open_session: OpenSession, messages: Iterable[Message], live: Mapping[str, Entry]
-) -> None:
+def _check_room(engine: Engine, session: Session, messages: Iterable[Message], live: Mapping[str, Entry]) -> None:
     count = engine.ports.counter.count
     more = sum(count(m) - (live[m.id].tokens if m.id in live else 0) for m in messages)
-    needed, rules = open_session.state.tokens + more, open_session.rules()
+    needed, rules = session.state.tokens + more, session.rules()
     if needed > rules.budget_tokens:
         raise ContextOverflowError(
             f"with the restored messages, the session would need {needed} tokens, the budget is {rules.budget_tokens} of a "
-            f"window of {open_session.described_window()}: restore fewer messages, compact first or raise context_window"
+            f"window of {session.described_window()}: restore fewer messages, compact first or raise context_window"
         )
 
 
@@ -185,33 +183,33 @@ def _restored(ports: Ports, messages: Mapping[int, Message]) -> list[Draft]:
     return drafts
 
 
-def _round(open_session: OpenSession, record: Record, message: Message) -> Flow[dict[int, Message]]:
+def _round(session: Session, record: Record, message: Message) -> Flow[dict[int, Message]]:
     """Returns the tool round of a message that left the view, newest versions by record; only the message if it is in none."""
     if message.role == "tool":
         calls = {r.call_id for r in message.tool_results}
-        caller = yield from _caller(open_session, (yield from _added(open_session, message.id)), calls)
+        caller = yield from _caller(session, (yield from _added(session, message.id)), calls)
         if caller is None:
             raise MessageError(
                 f"the call that message {message.id!r} answers is no longer stored: it cannot be restored"
             )
-        record, message = yield from original_record(open_session, caller.id)
+        record, message = yield from original_record(session, caller.id)
     messages = {record.seq: message}
     if message.tool_calls:
-        for answer in (yield from _answers(open_session, message)):
-            stored, newest = yield from original_record(open_session, answer.id)
+        for answer in (yield from _answers(session, message)):
+            stored, newest = yield from original_record(session, answer.id)
             messages[stored.seq] = newest
     return messages
 
 
-def _added(open_session: OpenSession, message_id: str) -> Flow[int]:
+def _added(session: Session, message_id: str) -> Flow[int]:
     """Returns the number of the record that added the message last, updates aside."""
-    records = yield from known_records(open_session, message_id)
+    records = yield from known_records(session, message_id)
     return max(r.seq for r in records if isinstance(r.body, MessageAdded | MessageInserted))
 
 
-def _caller(open_session: OpenSession, before: int, calls: set[str]) -> Flow[Message | None]:
+def _caller(session: Session, before: int, calls: set[str]) -> Flow[Message | None]:
     while before > 1:
-        records = yield from StoreCall(Store.read, open_session.key, after=max(0, before - CHUNK), upto=before - 1)
+        records = yield from StoreCall(Store.read, session.key, after=max(0, before - CHUNK), upto=before - 1)
         for record in reversed(records):
             body = record.body
             if isinstance(body, MessageAdded) and calls & {c.id for c in body.message.tool_calls}:
@@ -220,12 +218,12 @@ def _caller(open_session: OpenSession, before: int, calls: set[str]) -> Flow[Mes
     return None
 
 
-def _answers(open_session: OpenSession, caller: Message) -> Flow[tuple[Message, ...]]:
+def _answers(session: Session, caller: Message) -> Flow[tuple[Message, ...]]:
     waiting = {c.id for c in caller.tool_calls}
-    at = yield from _added(open_session, caller.id)
+    at = yield from _added(session, caller.id)
     answers: list[Message] = []
     while waiting:
-        records = yield from StoreCall(Store.read, open_session.key, after=at, upto=at + CHUNK)
+        records = yield from StoreCall(Store.read, session.key, after=at, upto=at + CHUNK)
         if not records:
             break
         at += CHUNK
@@ -241,44 +239,44 @@ def _answers(open_session: OpenSession, caller: Message) -> Flow[tuple[Message, 
 # fork
 
 
-def fork(engine: Engine, open_session: OpenSession, session: str, *, at: str | None) -> Flow[SessionKey]:
+def fork(engine: Engine, session: Session, name: str, *, at: str | None) -> Flow[SessionKey]:
     """Makes a session of the same owner with this one's log up to and with message `at`, or all of it.
 
     Originals, summaries, pins and rules come along, and every `#seq` means the same there. Raises SessionExistsError when the
     name is taken.
     """
     while True:
-        erasures = open_session.erasures
-        key = yield from _forked(engine, open_session, session, at=at)
+        erasures = session.erasures
+        key = yield from _forked(engine, session, name, at=at)
         try:
-            yield from refresh(open_session, engine.ports)
+            yield from refresh(session, engine.ports)
         except SessionNotFoundError:
             yield from StoreCall(Store.erase, (), gone=(key,))
             raise
-        if open_session.erasures == erasures:
+        if session.erasures == erasures:
             return key
         yield from StoreCall(Store.erase, (), gone=(key,))  # it may hold what was erased while it was made
 
 
-def _forked(engine: Engine, open_session: OpenSession, session: str, *, at: str | None) -> Flow[SessionKey]:
-    key = SessionKey(open_session.key.owner, session)
+def _forked(engine: Engine, session: Session, name: str, *, at: str | None) -> Flow[SessionKey]:
+    key = SessionKey(session.key.owner, name)
     if (yield from StoreCall(Store.head, key)) is not None:
-        raise SessionExistsError(f"session {session!r} of owner {key.owner!r} exists already: fork into a new name")
+        raise SessionExistsError(f"session {name!r} of owner {key.owner!r} exists already: fork into a new name")
     upto = None
     if at is not None:
-        record, message = yield from original_record(open_session, at)
-        upto = record.seq if at.startswith("#") else (yield from _added(open_session, message.id))
-    records = yield from StoreCall(Store.read, open_session.key, upto=upto)
+        record, message = yield from original_record(session, at)
+        upto = record.seq if at.startswith("#") else (yield from _added(session, message.id))
+    records = yield from StoreCall(Store.read, session.key, upto=upto)
     state = _empty_fold(key, records)
     state.apply(records)
     endings: list[Draft] = []
-    for name in state.open:  # the turn of `at` ends with it; the others have shown nothing yet
-        shown = at is None or name == records[-1].turn_id
-        endings.append(closing_draft(engine.ports, name, "aborted" if shown else "discarded"))
+    for turn_id in state.open:  # the turn of `at` ends with it; the others have shown nothing yet
+        shown = at is None or turn_id == records[-1].turn_id
+        endings.append(closing_draft(engine.ports, turn_id, "aborted" if shown else "discarded"))
     partial_round = state.live[complete_prefix(state.live) :]
     if partial_round:
         endings.append(draft(engine.ports, MessageRemoved(tuple(e.id for e in partial_round))))
-    yield from copy_log(engine.ports, open_session.key, key, records, endings)
+    yield from copy_log(engine.ports, session.key, key, records, endings)
     return key
 
 

@@ -35,7 +35,7 @@ from ctxfold.history.view import Entry
 from ctxfold.inspect.explain import conversation as whole_conversation
 from ctxfold.messages import Message, content_key
 from ctxfold.protocols import Store
-from ctxfold.session_state import OpenSession, append, draft, originals
+from ctxfold.state import Session, append, draft, originals
 
 BRANCH = "~"  # between a session's name and the suffix of a branch
 LEFT_OUT = 64  # most messages of a list's end that a session may have left out without losing sight of earlier changes
@@ -122,11 +122,11 @@ def attach(
         origin = new_branch(engine, root)
     attachment = yield from follow(engine, origin, incoming, cursor)
     if separate_runs and cursor is None:
-        open_session = yield from engine.open(attachment.key, reread=False)
+        session = yield from engine.open(attachment.key, reread=False)
         # of a run that goes on, a compaction may have left the question and the newest rounds
         shown = [i for i, message_id in enumerate(incoming.ids) if message_id in attachment.known]
         in_one_piece = start.cursor is not None or not shown or shown[-1] - shown[0] + 1 == len(shown)
-        if not in_one_piece or _has_passed_open_turn(open_session, incoming):
+        if not in_one_piece or _has_passed_open_turn(session, incoming):
             root = new_branch(engine, place)
             attachment = yield from follow(engine, root, incoming, None)
     if start.cursor is None and not separate_runs:
@@ -154,14 +154,14 @@ def _session_of_place(engine: Engine, place: SessionKey, incoming: IncomingList)
     return place if free else new_branch(engine, place)
 
 
-def _has_passed_open_turn(open_session: OpenSession, incoming: IncomingList) -> bool:
+def _has_passed_open_turn(session: Session, incoming: IncomingList) -> bool:
     """Returns True where the list continues an open turn differently from the session: nobody will continue the stored one.
 
     The list has other text or calls in a message of the turn, or an answer after its question and not all of its messages.
     The turn of a run that failed would be discarded then, and its question with it.
     """
-    with open_session.lock:
-        turns = [[e for e in turn.entries if e.message.kind == "message"] for turn in open_session.state.open.values()]
+    with session.lock:
+        turns = [[e for e in turn.entries if e.message.kind == "message"] for turn in session.state.open.values()]
     positions = {message_id: i for i, message_id in enumerate(incoming.ids)} if turns else {}
     for entries in turns:
         own = [e for e in entries if e.id in positions]
@@ -177,13 +177,13 @@ def _is_older(engine: Engine, start: StartPoint, incoming: IncomingList) -> Flow
     """Returns True where a list without a cursor is an earlier state of one that has a cursor, or has edited messages."""
     if start.kept_elsewhere is None:
         return False
-    open_session = yield from engine.open(start.root)
-    entries = _visible(open_session)
+    session = yield from engine.open(start.root)
+    entries = _visible(session)
     positions = {message_id: i for i, message_id in enumerate(incoming.ids)}
     compared = [(e, incoming.message(positions[e.id])) for e in entries if e.id in positions]
     if not all(is_same(entry, message) for entry, message in compared):
         return True
-    used = bool(entries or open_session.view().compressed)
+    used = bool(entries or session.view().compressed)
     return used and (yield from start.kept_elsewhere)
 
 
@@ -191,12 +191,12 @@ def _is_another(engine: Engine, start: StartPoint, incoming: IncomingList) -> Fl
     """Returns True where the list has nothing of a session with answers: that of a thread that was deleted since."""
     if not start.list_decides:
         return False
-    open_session = yield from engine.open(start.root)
-    entries = _visible(open_session)
-    answered = open_session.view().compressed or any(e.message.role == "assistant" for e in entries)
+    session = yield from engine.open(start.root)
+    entries = _visible(session)
+    answered = session.view().compressed or any(e.message.role == "assistant" for e in entries)
     if not answered or not {e.id for e in entries}.isdisjoint(incoming.ids):
         return False
-    return not (yield from StoreCall(Store.find, open_session.key, [f"m:{i}" for i in dict.fromkeys(incoming.ids)]))
+    return not (yield from StoreCall(Store.find, session.key, [f"m:{i}" for i in dict.fromkeys(incoming.ids)]))
 
 
 def _was_continued(engine: Engine, key: SessionKey, cursor: Cursor, incoming: IncomingList) -> Flow[bool]:
@@ -214,23 +214,23 @@ def cursor_at(
     engine: Engine, root: SessionKey, key: SessionKey, incoming: IncomingList, *, reread: bool = True
 ) -> Flow[Cursor]:
     """Returns the cursor to keep beside the list as it is now; `reread` is that of `Engine.open`."""
-    open_session = yield from engine.open(key, reread=reread)
-    ids, shown = incoming.ids, _newest_shown(open_session, incoming.ids)
+    session = yield from engine.open(key, reread=reread)
+    ids, shown = incoming.ids, _newest_shown(session, incoming.ids)
     before = len(ids) - len(shown)
     handed = dict(zip(shown, incoming.versions(range(before, len(ids))), strict=True))
-    state = open_session.state
+    state = session.state
     return Cursor(root.session, key.session, state.head, state.head_id, before, incoming.digest(before), handed)
 
 
-def _newest_shown(open_session: OpenSession, ids: Sequence[str]) -> Sequence[str]:
+def _newest_shown(session: Session, ids: Sequence[str]) -> Sequence[str]:
     """Returns the list from the oldest message on that the session shows, with those after it that the session has left out.
 
     A call that was never answered is one that is left out. A pinned message whose neighbours were compacted does not count.
     """
-    visible = _visible_ids(open_session)
+    visible = _visible_ids(session)
     newest = [*ids[max(0, len(ids) - len(visible) - LEFT_OUT) :]]
     unbroken = len([*takewhile(visible.__contains__, reversed(newest))])
-    unpinned = visible.difference(open_session.state.pins)
+    unpinned = visible.difference(session.state.pins)
     oldest = next((i for i, message_id in enumerate(newest) if message_id in unpinned), len(newest))
     return newest[min(oldest, len(newest) - unbroken) :]
 
@@ -239,87 +239,85 @@ def follow(engine: Engine, root: SessionKey, incoming: IncomingList, cursor: Cur
     """Returns the session for a list after applying the list's edits to it; `cursor` was kept beside the list."""
     if cursor is None:
         return (yield from _attachment(engine, root))
-    open_session = yield from engine.open(SessionKey(root.owner, cursor.session))
+    session = yield from engine.open(SessionKey(root.owner, cursor.session))
     copied = cursor.root != root.session
-    if not (yield from _has_record(open_session, cursor)):  # the store has lost it: the list is stored again
-        key = root if copied else open_session.key
-        if any(e.id not in incoming.ids for e in open_session.view().live[-1:]):  # the name was used again since
+    if not (yield from _has_record(session, cursor)):  # the store has lost it: the list is stored again
+        key = root if copied else session.key
+        if any(e.id not in incoming.ids for e in session.view().live[-1:]):  # the name was used again since
             key = new_branch(engine, root)
         return (yield from _attachment(engine, key))
-    if copied or (yield from _was_answered(open_session, cursor.head)) or _is_asked(open_session, cursor):
-        open_session = yield from _branch(engine, open_session, root, cursor)
-    changed = yield from _changes(open_session, incoming, cursor)
+    if copied or (yield from _was_answered(session, cursor.head)) or _is_asked(session, cursor):
+        session = yield from _branch(engine, session, root, cursor)
+    changed = yield from _changes(session, incoming, cursor)
     if changed is None:
         return (yield from _attachment(engine, new_branch(engine, root)))
-    changed |= yield from _changed_since(open_session, incoming, cursor)
-    ids, live = incoming.ids, open_session.view().live
+    changed |= yield from _changed_since(session, incoming, cursor)
+    ids, live = incoming.ids, session.view().live
     new = {ids[at]: at for at in takewhile(lambda at: ids[at] not in cursor.handed, range(len(ids) - 1, -1, -1))}
     # an id of an older message that the list lost was used again
     changed |= {e.id: None for e in live if e.id in new and not is_same(e, incoming.message(new[e.id]))}
-    restored = (yield from _amend(engine, open_session, changed)) if changed else frozenset[str]()
+    restored = (yield from _amend(engine, session, changed)) if changed else frozenset[str]()
     kept_ids = (i for i in reversed([*cursor.handed]) if changed.get(i, True) is not None)
-    known = _visible_ids(open_session)
-    restored |= yield from _revived(engine, open_session, takewhile(lambda i: i not in known, kept_ids))
-    return Attachment(open_session.key, known, restored)
+    known = _visible_ids(session)
+    restored |= yield from _revived(engine, session, takewhile(lambda i: i not in known, kept_ids))
+    return Attachment(session.key, known, restored)
 
 
-def _has_record(open_session: OpenSession, cursor: Cursor) -> Flow[bool]:
+def _has_record(session: Session, cursor: Cursor) -> Flow[bool]:
     """Returns True where the log still has the record that the cursor points to."""
-    if (open_session.state.head, open_session.state.head_id) == (cursor.head, cursor.head_id):
+    if (session.state.head, session.state.head_id) == (cursor.head, cursor.head_id):
         return True
-    records = yield from StoreCall(Store.find, open_session.key, (cursor.head_id,))
+    records = yield from StoreCall(Store.find, session.key, (cursor.head_id,))
     return any(r.seq == cursor.head for r in records)
 
 
 def _attachment(engine: Engine, key: SessionKey) -> Flow[Attachment]:
-    open_session = yield from engine.open(key)
-    return Attachment(open_session.key, _visible_ids(open_session))
+    session = yield from engine.open(key)
+    return Attachment(session.key, _visible_ids(session))
 
 
-def _visible(open_session: OpenSession) -> list[Entry]:
+def _visible(session: Session) -> list[Entry]:
     """Returns the conversation that the session sees, open turns included."""
-    with open_session.lock:
-        state = open_session.state
+    with session.lock:
+        state = session.state
         return [*state.live, *(e for turn in state.open.values() for e in turn.entries)]
 
 
-def _visible_ids(open_session: OpenSession) -> frozenset[str]:
-    return frozenset([e.id for e in _visible(open_session)])
+def _visible_ids(session: Session) -> frozenset[str]:
+    return frozenset([e.id for e in _visible(session)])
 
 
-def _was_answered(open_session: OpenSession, head: int) -> Flow[bool]:
+def _was_answered(session: Session, head: int) -> Flow[bool]:
     """Returns True where a reply was stored after `head`; messages that were only added, such as notes, are no replies."""
-    if open_session.state.head == head:
+    if session.state.head == head:
         return False
-    later = (e.message for e in _visible(open_session) if e.seq > head)
+    later = (e.message for e in _visible(session) if e.seq > head)
     if any(m.role == "assistant" and m.kind == "message" for m in later):
         return True
     # a compaction may have taken the reply out of the view
-    records = yield from StoreCall(Store.read, open_session.key, after=head)
+    records = yield from StoreCall(Store.read, session.key, after=head)
     covered = {i for r in records if isinstance(r.body, Compacted) for i in r.body.covered}
     added = (r.body.message for r in records if isinstance(r.body, MessageAdded))
     return any(m.role == "assistant" and m.kind == "message" and m.id in covered for m in added)
 
 
-def _is_asked(open_session: OpenSession, cursor: Cursor) -> bool:
+def _is_asked(session: Session, cursor: Cursor) -> bool:
     """Returns True while another run, which may have been cancelled, waits for the model in the turn that the list goes on with."""
-    with open_session.lock:
-        turns = [t.entries for turn_id, t in open_session.state.open.items() if turn_id in open_session.in_flight]
+    with session.lock:
+        turns = [t.entries for turn_id, t in session.state.open.items() if turn_id in session.in_flight]
     return any(e.id in cursor.handed for entries in turns for e in entries)
 
 
-def _branch(engine: Engine, open_session: OpenSession, root: SessionKey, cursor: Cursor) -> Flow[OpenSession]:
+def _branch(engine: Engine, session: Session, root: SessionKey, cursor: Cursor) -> Flow[Session]:
     """Copies the session as it was at the cursor, turns that were open then included, to a new name."""
     free = cursor.root != root.session and (yield from StoreCall(Store.head, root)) is None
     key = root if free else new_branch(engine, root)
-    records = yield from StoreCall(Store.read, open_session.key, upto=cursor.head)
-    yield from copy_log(engine.ports, open_session.key, key, records)
+    records = yield from StoreCall(Store.read, session.key, upto=cursor.head)
+    yield from copy_log(engine.ports, session.key, key, records)
     return (yield from engine.open(key))
 
 
-def _changes(
-    open_session: OpenSession, incoming: IncomingList, cursor: Cursor
-) -> Flow[dict[str, Message | None] | None]:
+def _changes(session: Session, incoming: IncomingList, cursor: Cursor) -> Flow[dict[str, Message | None] | None]:
     """Returns the new content of messages of the cursor that have changed, None for removed ones. None in all: another list."""
     if cursor.has_same_ids(incoming):
         return changed_messages(incoming, cursor, range(cursor.before, cursor.end))
@@ -327,18 +325,16 @@ def _changes(
     if positions is None:
         return None
     older = [i for i in incoming.ids[: positions[-1]] if i not in cursor.handed]
-    records = yield from StoreCall(Store.find, open_session.key, [f"m:{i}" for i in older])
+    records = yield from StoreCall(Store.find, session.key, [f"m:{i}" for i in older])
     if len({r.id for r in records}) < len(set(older)):  # the session never had one of them
         return None
     return changed_messages(incoming, cursor, positions)
 
 
-def _changed_since(
-    open_session: OpenSession, incoming: IncomingList, cursor: Cursor
-) -> Flow[dict[str, Message | None]]:
+def _changed_since(session: Session, incoming: IncomingList, cursor: Cursor) -> Flow[dict[str, Message | None]]:
     """Returns the new content of what a failed request has stored after the cursor and the list has changed, None if removed."""
-    with open_session.lock:
-        turns = [t.entries for turn_id, t in open_session.state.open.items() if turn_id not in open_session.in_flight]
+    with session.lock:
+        turns = [t.entries for turn_id, t in session.state.open.items() if turn_id not in session.in_flight]
     own = next((entries for entries in turns if any(e.id in cursor.handed for e in entries)), ())
     later = [
         e for e in own if e.id not in cursor.handed and e.message.kind == "message" and e.message.role != "assistant"
@@ -346,60 +342,60 @@ def _changed_since(
     if not later:
         return {}  # nearly always
     positions = {message_id: i for i, message_id in enumerate(incoming.ids)}
-    whole = yield from originals(open_session, later)
+    whole = yield from originals(session, later)
     new = {e.id: incoming.message(positions[e.id]) if e.id in positions else None for e in later}
     stored = {e.id: content_key(whole.get(e.seq, e.message)) for e in later}
     return {i: m for i, m in new.items() if m is None or content_key(m) != stored[i]}
 
 
-def _amend(engine: Engine, open_session: OpenSession, changed: Mapping[str, Message | None]) -> Flow[frozenset[str]]:
+def _amend(engine: Engine, session: Session, changed: Mapping[str, Message | None]) -> Flow[frozenset[str]]:
     """Applies edits to the session. Returns the ids of open turns that are discarded, to be stored again with new content."""
-    with open_session.lock:
-        turns = {t: [e.id for e in turn.entries] for t, turn in open_session.state.open.items()}
+    with session.lock:
+        turns = {t: [e.id for e in turn.entries] for t, turn in session.state.open.items()}
     restored: list[str] = []
     for turn_id, ids in turns.items():
         if any(i in changed for i in ids):
-            yield from engine.close(open_session, turn_id, "discarded")
+            yield from engine.close(session, turn_id, "discarded")
             restored += ids
     removed_ids = [i for i, message in changed.items() if message is None and i not in restored]
     replaced = {i: m for i, m in changed.items() if m is not None and i not in restored}
-    yield from _edit(engine, open_session, replaced, removed_ids)
+    yield from _edit(engine, session, replaced, removed_ids)
     return frozenset(restored)
 
 
-def _revived(engine: Engine, open_session: OpenSession, hidden_ids: Iterable[str]) -> Flow[frozenset[str]]:
+def _revived(engine: Engine, session: Session, hidden_ids: Iterable[str]) -> Flow[frozenset[str]]:
     """Returns the ids that the session no longer shows because their turn timed out: these messages are stored again.
 
     A call that waits long for a person is one; messages that were removed from the session on purpose stay out.
     """
-    lost = [i for i in hidden_ids if i not in open_session.state.removed]
+    lost = [i for i in hidden_ids if i not in session.state.removed]
     if lost:
         # what a compaction covers stays part of the conversation: a request that then failed has left no newer cursor
-        for turn_id in open_session.open_turns() or (None,):
-            compacted = {m.id for m in (yield from whole_conversation(open_session, turn_id))}
+        for turn_id in session.open_turns() or (None,):
+            compacted = {m.id for m in (yield from whole_conversation(session, turn_id))}
             lost = [i for i in lost if i not in compacted]
     if lost:
-        yield from append(open_session, (draft(engine.ports, MessageRemoved(tuple(lost))),), engine.ports)
+        yield from append(session, (draft(engine.ports, MessageRemoved(tuple(lost))),), engine.ports)
     return frozenset(lost)
 
 
 def _edit(
-    engine: Engine, open_session: OpenSession, replaced: Mapping[str, Message], removed_ids: Collection[str]
+    engine: Engine, session: Session, replaced: Mapping[str, Message], removed_ids: Collection[str]
 ) -> Flow[None]:
     for message_id, message in replaced.items():
-        index = next((i for i, e in enumerate(open_session.view().live) if e.id == message_id), None)
+        index = next((i for i, e in enumerate(session.view().live) if e.id == message_id), None)
         if index is None:
             continue  # a summary has taken its place
         try:
-            yield from update(engine, open_session, index, message)
+            yield from update(engine, session, index, message)
         except MessageError:
             removed_ids = [*removed_ids, message_id]  # other calls than before: the round of the old ones has no place
     if removed_ids:
-        yield from remove_ids(engine, open_session, removed_ids, may_return=True)
+        yield from remove_ids(engine, session, removed_ids, may_return=True)
 
 
 def reconcile(
-    open_session: OpenSession,
+    session: Session,
     messages: Sequence[Message],
     *,
     given_ids: Collection[str],
@@ -407,36 +403,34 @@ def reconcile(
     from_window: bool,
 ) -> Reconciled:
     """Returns which messages of a list are new to the session, and the open turn that they continue: see `diff.compare`."""
-    with open_session.lock:
-        live = open_session.state.live
-        turns = {turn_id: turn.entries for turn_id, turn in open_session.state.open.items()}
-        in_flight = set(open_session.in_flight)
+    with session.lock:
+        live = session.state.live
+        turns = {turn_id: turn.entries for turn_id, turn in session.state.open.items()}
+        in_flight = set(session.in_flight)
     return compare(
         live,
         turns,
         messages,
         given_ids=given_ids,
         whole=whole,
-        session=open_session.key.session,
+        session=session.key.session,
         in_flight=in_flight,
         from_window=from_window,
     )
 
 
-def rewound(
-    open_session: OpenSession, messages: Sequence[Message], reconciled: Reconciled
-) -> tuple[Message, ...] | None:
+def rewound(session: Session, messages: Sequence[Message], reconciled: Reconciled) -> tuple[Message, ...] | None:
     """Returns the messages for a new turn where the list goes on before the newest round of its open turn; else None."""
-    with open_session.lock:
-        turn = open_session.state.open.get(reconciled.turn_id or "")
+    with session.lock:
+        turn = session.state.open.get(reconciled.turn_id or "")
         entries = [] if turn is None else [*turn.entries]
     return rewound_turn(entries, messages, reconciled.messages)
 
 
-def check_answered(open_session: OpenSession, turn_id: str) -> None:
+def check_answered(session: Session, turn_id: str) -> None:
     """Raises OrphanToolResultError while calls of the turn wait for results: no service takes such a request."""
-    with open_session.lock:
-        turn = open_session.state.open.get(turn_id)
+    with session.lock:
+        turn = session.state.open.get(turn_id)
         waiting = open_calls(turn.entries if turn is not None else ())
     if waiting:
         raise OrphanToolResultError(
@@ -445,17 +439,17 @@ def check_answered(open_session: OpenSession, turn_id: str) -> None:
         )
 
 
-def stored_reply(open_session: OpenSession, turn_id: str, asked_id: str) -> Flow[Message | None]:
+def stored_reply(session: Session, turn_id: str, asked_id: str) -> Flow[Message | None]:
     """Returns the reply that directly follows a message in an open turn, or in the conversation when that turn is over.
 
     None without one, and for the rest of a stream that was abandoned.
     """
-    with open_session.lock:
-        turn = open_session.state.open.get(turn_id)
-        messages = [e.message for e in (turn.entries if turn is not None else open_session.state.live)]
+    with session.lock:
+        turn = session.state.open.get(turn_id)
+        messages = [e.message for e in (turn.entries if turn is not None else session.state.live)]
     if all(m.id != asked_id for m in reversed(messages)):
         # a compaction came after the reply, and the log tells what followed
-        messages = [m for m in (yield from whole_conversation(open_session, turn_id)) if m.visibility != "user"]
+        messages = [m for m in (yield from whole_conversation(session, turn_id)) if m.visibility != "user"]
     following = dropwhile(lambda m: m.id != asked_id, messages)
     reply = next(islice(following, 1, None), None)
     if reply is None or reply.role != "assistant" or reply.kind != "message" or reply.finish_reason == "aborted":

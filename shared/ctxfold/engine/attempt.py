@@ -12,14 +12,14 @@ from ctxfold.history.records import TurnStatus
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, is_question
 from ctxfold.protocols import Ports
-from ctxfold.session_state import OpenSession, SentRequest
+from ctxfold.state import SentRequest, Session
 
 
 @dataclass(slots=True)
 class TurnAttempt:
     """Holds the progress of one call, and what has to be rolled back when it fails: a new turn, an edit, compactions."""
 
-    open_session: OpenSession
+    session: Session
     new_turn: str  # the id of the turn that the attempt opens, if it opens one
     turn_id: str  # the turn that it asks in
     model: str  # the one that is asked: what it reports is learnt about it alone
@@ -38,16 +38,16 @@ class TurnAttempt:
     def enter(self, turn_id: str) -> None:
         """Puts the attempt into a turn. A message without an id of its own, asked elsewhere meanwhile, does not join it."""
         self.turn_id = turn_id
-        with self.open_session.lock:
-            self.open_session.in_flight.update({turn_id} - self.entered)
+        with self.session.lock:
+            self.session.in_flight.update({turn_id} - self.entered)
             self.entered.add(turn_id)
 
     def leave(self) -> None:
         """Notes that the attempt asks nothing in its turns any more; other attempts may be in them still."""
-        with self.open_session.lock:
-            self.open_session.in_flight -= Counter(self.entered)
-            for turn_id in self.entered - self.open_session.in_flight.keys():
-                self.open_session.taken_over.pop(turn_id, None)
+        with self.session.lock:
+            self.session.in_flight -= Counter(self.entered)
+            for turn_id in self.entered - self.session.in_flight.keys():
+                self.session.taken_over.pop(turn_id, None)
             self.entered.clear()
 
 
@@ -66,7 +66,7 @@ def place_of(attempt: TurnAttempt, ports: Ports) -> ReplyPlace:
     if (shared_turn := _shared_turn(attempt)) is None:
         return ReplyPlace(attempt.turn_id)
     own_turn = attempt.new_turn if attempt.turn_id != attempt.new_turn else ports.ids.new()
-    state = attempt.open_session.state
+    state = attempt.session.state
     shared = state.view(shared_turn).turn
     questions, waiting = _added_questions(attempt, shared), bool(open_calls(shared))
     # calls that wait there are stored again before their results, if these come
@@ -76,10 +76,10 @@ def place_of(attempt: TurnAttempt, ports: Ports) -> ReplyPlace:
     return ReplyPlace(own_turn, ended, {attempt.turn_id, shared_turn}, questions)
 
 
-def take_over(open_session: OpenSession, turn_ids: Collection[str], taker: str) -> None:
+def take_over(session: Session, turn_ids: Collection[str], taker: str) -> None:
     """Notes that these turns end in favour of the turn `taker`, for other requests that wait in them."""
-    with open_session.lock:
-        in_flight, taken_over = open_session.in_flight, open_session.taken_over
+    with session.lock:
+        in_flight, taken_over = session.in_flight, session.taken_over
         waiting = [t for t in turn_ids if t in in_flight] + [t for t, by in taken_over.items() if by in turn_ids]
         taken_over.update(dict.fromkeys(waiting, taker))
 
@@ -90,10 +90,10 @@ def _shared_turn(attempt: TurnAttempt) -> str | None:
     They repeat the question, as an agent does that continues after a cancellation, or have added a question, or have rewound
     past some of the messages. Returns None where the turn still ends as the request did.
     """
-    open_session, turn_id = attempt.open_session, attempt.turn_id
+    session, turn_id = attempt.session, attempt.turn_id
     own_entries = attempt.sent.view.turn if attempt.sent is not None else ()
-    with open_session.lock:
-        state, taken_over = open_session.state, open_session.taken_over
+    with session.lock:
+        state, taken_over = session.state, session.taken_over
         if turn_id in taken_over:
             return taken_over[turn_id]
         if not own_entries:
@@ -122,8 +122,8 @@ def questions_between(attempt: TurnAttempt, reply: Message) -> Sequence[Entry]:
     if view is None or not view.live or any(e.message.role != "assistant" for e in view.turn[:1]):
         return ()
     first_id, end = (view.turn[0].id, view.turn[0].seq) if view.turn else (reply.id, view.live[-1].seq + 1)
-    with attempt.open_session.lock:
-        before = dropwhile(lambda e: e.id != first_id, reversed(attempt.open_session.state.live))
+    with attempt.session.lock:
+        before = dropwhile(lambda e: e.id != first_id, reversed(attempt.session.state.live))
         questions = [*takewhile(lambda e: is_question(e.message), islice(before, 1, None))]
     later = [*takewhile(lambda e: e.seq >= end, questions)]
     return later[::-1] if len(later) < len(questions) else ()

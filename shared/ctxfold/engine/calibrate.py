@@ -12,55 +12,55 @@ from ctxfold.history.records import Draft
 from ctxfold.history.view import WindowTokens
 from ctxfold.messages import Message
 from ctxfold.protocols import Ports, capabilities_of
-from ctxfold.session_state import WINDOW_FIELDS, OpenSession, append, draft
+from ctxfold.state import WINDOW_FIELDS, Session, append, draft
 
 
 def calibrate_from_refusal(
-    ports: Ports, open_session: OpenSession, error: BackendError, turn_id: str, model: str, options: Options
+    ports: Ports, session: Session, error: BackendError, turn_id: str, model: str, options: Options
 ) -> Flow[bool]:
     """Learns what a refusal says of the model's window and of how it counts; returns True when the rules in force changed."""
-    open_session.model = model
+    session.model = model
     window = options.context_window
-    before, rules = open_session.window_rules(window), open_session.rules(window)
+    before, rules = session.window_rules(window), session.rules(window)
     limit, reply_tokens = error.limit_tokens, error.reply_tokens or 0
     if limit is not None and reply_tokens > max(before.reply_reserve_tokens, options.max_tokens or 0):
         # a setting of the model's own, which no call names
         tools = ports.counter.count_tools(options.tools)
-        _, least_tokens = newest_user_alone(open_session.view(turn_id), tools)
+        _, least_tokens = newest_user_alone(session.view(turn_id), tools)
         limit = prompt_limit(before, limit, reply_tokens=reply_tokens, least_tokens=least_tokens)
     learnt = overflowed(
-        open_session.state.calibrations.get(model),
+        session.state.calibrations.get(model),
         model=model,
-        estimated=open_session.sent_windows.get(turn_id, (model, WindowTokens()))[1].own_count,
+        estimated=session.sent_windows.get(turn_id, (model, WindowTokens()))[1].own_count,
         requested=error.requested_tokens,
         limit=limit,
         max_tokens=reply_tokens or options.max_tokens or 0,
     )
     if learnt is not None:
-        yield from append(open_session, (draft(ports, learnt),), ports)
-    if open_session.window_rules(window) != before:
-        open_session.events.emit(RulesChanged(open_session.key.session, WINDOW_FIELDS))
-    return open_session.rules(window) != rules
+        yield from append(session, (draft(ports, learnt),), ports)
+    if session.window_rules(window) != before:
+        session.events.emit(RulesChanged(session.key.session, WINDOW_FIELDS))
+    return session.rules(window) != rules
 
 
 def calibration_drafts(
-    ports: Ports, open_session: OpenSession, turn_id: str, reply: Message
+    ports: Ports, session: Session, turn_id: str, reply: Message
 ) -> tuple[WindowTokens | None, list[Draft]]:
     """Returns the size of the request that a turn's reply answers, and what its usage teaches about our counts.
 
     That of a prompt which the server cut teaches nothing.
     """
-    if turn_id not in open_session.sent_windows:
+    if turn_id not in session.sent_windows:
         return None, []
-    open_session.model, window = open_session.sent_windows.pop(turn_id)
-    model, estimated = open_session.model, window.own_count
+    session.model, window = session.sent_windows.pop(turn_id)
+    model, estimated = session.model, window.own_count
     reported = reply.usage.input_tokens if reply.usage else 0
-    if open_session.provider_compacts and reported < estimated:
+    if session.provider_compacts and reported < estimated:
         return window, []  # the service counted what it had left of the prompt
-    known = open_session.state.calibrations.get(model)
+    known = session.state.calibrations.get(model)
     cuts = capabilities_of(ports.backend, model).truncates_silently
     if cuts and was_truncated(known, estimated=estimated, reported=reported):
-        open_session.events.emit(PromptTruncated(open_session.key.session, model, estimated, reported))
+        session.events.emit(PromptTruncated(session.key.session, model, estimated, reported))
         return window, []
     learnt = observed(known, model=model, estimated=estimated, reported=reported)
     return reported_size(window, reply.usage), [] if learnt is None else [draft(ports, learnt)]

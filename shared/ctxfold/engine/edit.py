@@ -47,8 +47,8 @@ from ctxfold.inspect.explain import conversation, ids_of, seen_by_user, with_hid
 from ctxfold.messages import Message, Opaque, Role, check_role, content_key, validated
 from ctxfold.policy.settings import Policy, policy_for
 from ctxfold.protocols import Document, Store
-from ctxfold.session_state import (
-    OpenSession,
+from ctxfold.state import (
+    Session,
     append,
     append_decided,
     append_messages,
@@ -70,7 +70,7 @@ RENAME_TRIES, REVISE_TRIES = 8, 32
 
 def edit(
     engine: Engine,
-    open_session: OpenSession,
+    session: Session,
     change: Callable[[View], tuple[Body, E] | None],
     *,
     record_id: str | None = None,
@@ -89,17 +89,17 @@ def edit(
         unindexed[:] = entries_of_removed(view, changed[0])
         return [draft(engine.ports, changed[0], record_id=record_id)]
 
-    yield from append_decided(open_session, drafts, engine.ports, documents=lambda: unindexed)
+    yield from append_decided(session, drafts, engine.ports, documents=lambda: unindexed)
     engine.events.emit(*done)
     return done[0] if done else None
 
 
-def update(engine: Engine, open_session: OpenSession, index: int | str, message: Message) -> Flow[Message]:
+def update(engine: Engine, session: Session, index: int | str, message: Message) -> Flow[Message]:
     """Replaces the live message at `index`, or with that id or reference, and returns the old one.
 
     Its id and kind (a summary, a section) stay.
     """
-    anchor = yield from _anchor(open_session, index)
+    anchor = yield from _anchor(session, index)
     validated(message)
 
     def change(view: View) -> tuple[Body, Updated]:
@@ -108,11 +108,11 @@ def update(engine: Engine, open_session: OpenSession, index: int | str, message:
         notes = (p for p in old.parts if old.kind == "section" and isinstance(p, Opaque) and p not in message.parts)
         parts = (*message.parts, *notes)
         new = validated(replace(old, role=message.role, parts=parts, name=message.name, usage=None))
-        return replaced(view.live, place, new), Updated(open_session.key.session, old, new)
+        return replaced(view.live, place, new), Updated(session.key.session, old, new)
 
     def written() -> Flow[Message]:
-        names = yield from record_names(open_session, (anchor,))
-        event = yield from edit(engine, open_session, change, record_id=names[anchor])
+        names = yield from record_names(session, (anchor,))
+        event = yield from edit(engine, session, change, record_id=names[anchor])
         return event.old if event is not None else message
 
     for _ in range(RENAME_TRIES - 1):
@@ -121,30 +121,28 @@ def update(engine: Engine, open_session: OpenSession, index: int | str, message:
     return (yield from written())
 
 
-def insert(engine: Engine, open_session: OpenSession, index: int, message: Message) -> Flow[None]:
+def insert(engine: Engine, session: Session, index: int, message: Message) -> Flow[None]:
     """Inserts a message before the live one at `index`; one that the session has already is left where it is."""
     new = validated(message)
-    names = yield from new_record_ids(open_session, [new])
+    names = yield from new_record_ids(session, [new])
     if not names:
         return
-    before = inserted(open_session.view().live, index, new).before
+    before = inserted(session.view().live, index, new).before
 
     def change(view: View) -> tuple[Body, Inserted]:
         place = len(view.live) if before is None else _place(view.live, before)
-        return inserted(view.live, place, new), Inserted(open_session.key.session, new, place)
+        return inserted(view.live, place, new), Inserted(session.key.session, new, place)
 
-    yield from edit(engine, open_session, change, record_id=names[new.id])
+    yield from edit(engine, session, change, record_id=names[new.id])
 
 
-def remove(engine: Engine, open_session: OpenSession, index: int | str) -> Flow[tuple[Message, ...]]:
+def remove(engine: Engine, session: Session, index: int | str) -> Flow[tuple[Message, ...]]:
     """Removes the live message at `index`, or with that id or reference, with its tool round; returns what was removed."""
-    anchor = yield from _anchor(open_session, index)
-    return (yield from _remove(engine, open_session, lambda live: removed(live, _place(live, anchor)), "removed"))
+    anchor = yield from _anchor(session, index)
+    return (yield from _remove(engine, session, lambda live: removed(live, _place(live, anchor)), "removed"))
 
 
-def remove_ids(
-    engine: Engine, open_session: OpenSession, ids: Collection[str], *, may_return: bool = False
-) -> Flow[str]:
+def remove_ids(engine: Engine, session: Session, ids: Collection[str], *, may_return: bool = False) -> Flow[str]:
     """Removes messages that another reply supersedes, each with its tool round; unknown ids are ignored.
 
     With `may_return` they are new when they come again. Returns the record's id, by which the edit can be reverted.
@@ -155,12 +153,12 @@ def remove_ids(
         places = [i for i, e in enumerate(live) if e.id in ids]
         return tuple({e.id: e for place in places for e in removed(live, place)}.values())
 
-    yield from _remove(engine, open_session, chosen, "removed", record_id=record_id, superseded=not may_return)
+    yield from _remove(engine, session, chosen, "removed", record_id=record_id, superseded=not may_return)
     return record_id
 
 
 def move_to_end(
-    engine: Engine, open_session: OpenSession, entries: Sequence[Entry], ids: Collection[str] = (), *, behind: str = ""
+    engine: Engine, session: Session, entries: Sequence[Entry], ids: Collection[str] = (), *, behind: str = ""
 ) -> Flow[tuple[str, ...]]:
     """Puts live messages behind all others and removes the messages `ids`, in one write.
 
@@ -168,8 +166,8 @@ def move_to_end(
     ids of the edit's records, by which it can be reverted.
     """
     record_id = engine.ports.ids.new()
-    names = yield from record_names(open_session, [e.id for e in entries])
-    whole = yield from originals(open_session, entries)
+    names = yield from record_names(session, [e.id for e in entries])
+    whole = yield from originals(session, entries)
     moved = [replace(whole.get(e.seq, e.message), usage=None) for e in entries]
 
     def drafts(state: SessionState) -> list[Draft]:
@@ -181,43 +179,43 @@ def move_to_end(
         removal = MessageRemoved((*names, *ids), replaced_by=tuple(names.values()))
         return [
             draft(engine.ports, removal, record_id=record_id),
-            *_added(engine, open_session, moved, names, waiting_turn=None),
+            *_added(engine, session, moved, names, waiting_turn=None),
         ]
 
-    yield from append_decided(open_session, drafts, engine.ports)
+    yield from append_decided(session, drafts, engine.ports)
     return (record_id, *names.values())
 
 
-def pop(engine: Engine, open_session: OpenSession) -> Flow[tuple[Message, ...]]:
+def pop(engine: Engine, session: Session) -> Flow[tuple[Message, ...]]:
     """Removes the newest live message, with its tool round, and returns what was removed."""
-    return (yield from _remove(engine, open_session, popped, "popped"))
+    return (yield from _remove(engine, session, popped, "popped"))
 
 
-def retain(engine: Engine, open_session: OpenSession, role: Role) -> Flow[tuple[Message, ...]]:
+def retain(engine: Engine, session: Session, role: Role) -> Flow[tuple[Message, ...]]:
     """Keeps only one role's live messages (a tool round only as a whole) and returns the others.
 
     Raises UnknownRoleError for a role that does not exist.
     """
     check_role(role)
-    return (yield from _remove(engine, open_session, lambda live: retained(live, role), "retained"))
+    return (yield from _remove(engine, session, lambda live: retained(live, role), "retained"))
 
 
-def clear(engine: Engine, open_session: OpenSession, *, prompts: bool = False) -> Flow[tuple[Message, ...]]:
+def clear(engine: Engine, session: Session, *, prompts: bool = False) -> Flow[tuple[Message, ...]]:
     """Empties the conversation. System prompts stay unless `prompts` is set, and the log keeps what was there."""
 
     def change(view: View) -> tuple[Body, Removed]:
         removed_entries = (*(view.system if prompts else ()), *view.live)
         return Cleared(prompts=prompts or None), Removed(
-            open_session.key.session, tuple(e.message for e in removed_entries), "cleared"
+            session.key.session, tuple(e.message for e in removed_entries), "cleared"
         )
 
-    event = yield from edit(engine, open_session, change)
+    event = yield from edit(engine, session, change)
     return event.messages if event is not None else ()
 
 
 def set_all(
     engine: Engine,
-    open_session: OpenSession,
+    session: Session,
     messages: Sequence[Message],
     *,
     prompts: bool = False,
@@ -234,7 +232,7 @@ def set_all(
     system prompts are replaced too; without, system messages that stand among them already are not put there twice.
     Of `pins` those stay that are among the messages. With `expect`, raises HeadMovedError when the log does not end there.
     """
-    kept = set[str]() if prompts else {e.message.text for e in open_session.view().system}
+    kept = set[str]() if prompts else {e.message.text for e in session.view().system}
     new_messages = [m for m in map(validated, messages) if m.role != "system" or m.text not in kept]
     ids = [m.id for m in new_messages]
     twice = next((i for i in ids if ids.count(i) > 1), None) if len(set(ids)) < len(ids) else None
@@ -246,28 +244,28 @@ def set_all(
     if recognise and prompts:
         for _ in range(REVISE_TRIES):
             try:
-                changed = yield from _set_end(engine, open_session, new_messages, pending)
+                changed = yield from _set_end(engine, session, new_messages, pending)
             except HeadMovedError:
-                yield from refresh(open_session, engine.ports)
+                yield from refresh(session, engine.ports)
                 continue
             if changed is not None:
                 return changed.turn_id
             break
-    names = yield from record_names(open_session, ids)
+    names = yield from record_names(session, ids)
     turn = engine.ports.ids.new() if pending else None
     cleared = Cleared(prompts or None, tuple(names[i] for i in ids) or None)
-    drafts = [draft(engine.ports, cleared), *_added(engine, open_session, new_messages, names, waiting_turn=turn)]
+    drafts = [draft(engine.ports, cleared), *_added(engine, session, new_messages, names, waiting_turn=turn)]
     if again := tuple(p for p in pins if p in names):
         drafts.append(draft(engine.ports, Pinned(again)))
-    view = open_session.view()
+    view = session.view()
     removed_messages = tuple(e.message for e in (*(view.system if prompts else ()), *view.live))
     documents = entries_of_removed(view, cleared, again=frozenset(ids))
-    yield from append_messages(open_session, drafts, engine.ports, expect=expect, documents=documents)
+    yield from append_messages(session, drafts, engine.ports, expect=expect, documents=documents)
     if removed_messages:
-        engine.events.emit(Removed(open_session.key.session, removed_messages, "cleared"))
+        engine.events.emit(Removed(session.key.session, removed_messages, "cleared"))
     if new_messages:
-        engine.events.emit(Appended(open_session.key.session, tuple(new_messages)))
-    yield from engine.fitter.maintain(open_session, open_session.stage())
+        engine.events.emit(Appended(session.key.session, tuple(new_messages)))
+    yield from engine.fitter.maintain(session, session.stage())
     return turn
 
 
@@ -279,26 +277,26 @@ class _Changed:
 
 
 def _set_end(
-    engine: Engine, open_session: OpenSession, messages: Sequence[Message], pending: Collection[str]
+    engine: Engine, session: Session, messages: Sequence[Message], pending: Collection[str]
 ) -> Flow[_Changed | None]:
     """Replaces the messages after the common beginning, in one write. Returns None when a compaction covers some of them.
 
     Raises HeadMovedError when another writer was first.
     """
-    with open_session.lock:
-        head = open_session.state.head
-    view = open_session.view()
+    with session.lock:
+        head = session.state.head
+    view = session.view()
     texts = {m.text for m in messages if m.role == "system"}
     # set by requests, which set them again: the conversation does not begin anew without them
     prompts = tuple(e.id for e in view.system if e.id.startswith(PROMPT_ID) and e.message.text not in texts)
     same, replaced_entries = _common_beginning(view, view.messages, messages, without=prompts)
     if replaced_entries is None:
-        stored = yield from conversation(open_session)
+        stored = yield from conversation(session)
         same, replaced_entries = _common_beginning(view, stored, messages, without=prompts)
     if replaced_entries is None:
         return None
     new_messages = messages[same:]
-    names = yield from record_names(open_session, [m.id for m in new_messages])
+    names = yield from record_names(session, [m.id for m in new_messages])
     turn = engine.ports.ids.new() if pending else None
     drafts: list[Draft] = []
     documents: tuple[Document, ...] = ()
@@ -310,20 +308,20 @@ def _set_end(
         )
         documents = entries_of_removed(view, body, again=names.keys())
         drafts.append(draft(engine.ports, body))
-    drafts += _added(engine, open_session, new_messages, names, waiting_turn=turn)
+    drafts += _added(engine, session, new_messages, names, waiting_turn=turn)
     if drafts:
-        yield from append_messages(open_session, drafts, engine.ports, expect=head, documents=documents)
+        yield from append_messages(session, drafts, engine.ports, expect=head, documents=documents)
     if replaced_entries:
-        engine.events.emit(Removed(open_session.key.session, tuple(e.message for e in replaced_entries), "removed"))
+        engine.events.emit(Removed(session.key.session, tuple(e.message for e in replaced_entries), "removed"))
     if new_messages:
-        engine.events.emit(Appended(open_session.key.session, tuple(new_messages)))
-        yield from engine.fitter.maintain(open_session, open_session.stage())
+        engine.events.emit(Appended(session.key.session, tuple(new_messages)))
+        yield from engine.fitter.maintain(session, session.stage())
     return _Changed(turn)
 
 
 def _added(
     engine: Engine,
-    open_session: OpenSession,
+    session: Session,
     messages: Sequence[Message],
     names: Mapping[str, str],
     *,
@@ -333,7 +331,7 @@ def _added(
     end = len(messages)
     if waiting_turn is not None:
         end = max(i for i, m in enumerate(messages) if m.tool_calls)
-    shown_messages = sized(messages, rules=open_session.rules(), counter=engine.ports.counter)
+    shown_messages = sized(messages, rules=session.rules(), counter=engine.ports.counter)
     return [
         draft(
             engine.ports,
@@ -371,46 +369,46 @@ def _same(stored: Message, message: Message) -> bool:
     return content_key(stored) == content_key(message) and all(p in stored.parts for p in notes)
 
 
-def revise(engine: Engine, open_session: OpenSession, change: Change, *, turn_id: str | None) -> Flow[str | None]:
+def revise(engine: Engine, session: Session, change: Change, *, turn_id: str | None) -> Flow[str | None]:
     """Replaces the conversation by what `change` makes of it as the user sees it; tries again when another writer was first.
 
     What is for the model only stays where it stood, and pins stay. `turn_id` is the turn whose messages belong to it; the turn
     that is under way afterwards is returned.
     """
     for attempt in range(REVISE_TRIES):
-        with open_session.lock:
-            head, pins = open_session.state.head, tuple(open_session.state.pins)
-        stored = yield from conversation(open_session, turn_id)
+        with session.lock:
+            head, pins = session.state.head, tuple(session.state.pins)
+        stored = yield from conversation(session, turn_id)
         changed = change(seen_by_user(stored))
         if changed is None:
             return turn_id
         changed = [*map(validated, changed)]
         try:
             whole = with_hidden(stored, changed)
-            return (yield from set_all(engine, open_session, whole, prompts=True, pins=pins, expect=head))
+            return (yield from set_all(engine, session, whole, prompts=True, pins=pins, expect=head))
         except HeadMovedError:
             # reading the whole log takes longer than an append: let the other writers finish
             yield from Call(partial(sleep, uniform(0.0, 0.002 * 2 ** min(attempt, 5))))
-            yield from refresh(open_session, engine.ports)
+            yield from refresh(session, engine.ports)
     raise StoreUnavailableError(
-        f"other writers of session {open_session.key.session!r} were first {REVISE_TRIES} times in a row; nothing was "
+        f"other writers of session {session.key.session!r} were first {REVISE_TRIES} times in a row; nothing was "
         "written: try again"
     )
 
 
-def pin(engine: Engine, open_session: OpenSession, ids: Sequence[str]) -> Flow[None]:
+def pin(engine: Engine, session: Session, ids: Sequence[str]) -> Flow[None]:
     """Keeps messages verbatim through every compaction, with their tool rounds. Raises PinBudgetError beyond their share."""
-    ids = yield from ids_of(open_session, ids)
+    ids = yield from ids_of(session, ids)
 
     def pinned(state: SessionState) -> list[Draft]:
-        _check_pins(state, ids, open_session)
+        _check_pins(state, ids, session)
         return [draft(engine.ports, Pinned(tuple(ids)))]
 
-    yield from append_decided(open_session, pinned, engine.ports)
-    engine.events.emit(PinsChanged(open_session.key.session, tuple(open_session.state.pins)))
+    yield from append_decided(session, pinned, engine.ports)
+    engine.events.emit(PinsChanged(session.key.session, tuple(session.state.pins)))
 
 
-def _check_pins(state: SessionState, ids: Sequence[str], open_session: OpenSession) -> None:
+def _check_pins(state: SessionState, ids: Sequence[str], session: Session) -> None:
     entries = state.live
     places = {e.id: i for i, e in enumerate(entries)}
     for message_id in ids:
@@ -422,31 +420,31 @@ def _check_pins(state: SessionState, ids: Sequence[str], open_session: OpenSessi
     pins = {*state.pins, *ids}
     pinned = {e.id: e for i in map(places.get, pins) if i is not None for e in entries[slice(*round_of(entries, i))]}
     tokens = sum(e.tokens for e in pinned.values())
-    rules = open_session.rules()
+    rules = session.rules()
     limit = int(rules.pin_ratio * rules.budget_tokens)
     if tokens > limit:
         raise PinBudgetError(
             f"pinned messages would take {tokens} tokens, their share is {limit} of a window of "
-            f"{open_session.described_window()}: unpin some or raise context_window"
+            f"{session.described_window()}: unpin some or raise context_window"
         )
 
 
-def unpin(engine: Engine, open_session: OpenSession, ids: Sequence[str]) -> Flow[None]:
-    ids = yield from ids_of(open_session, ids)
-    yield from append(open_session, (draft(engine.ports, Unpinned(tuple(ids))),), engine.ports)
-    engine.events.emit(PinsChanged(open_session.key.session, tuple(open_session.state.pins)))
+def unpin(engine: Engine, session: Session, ids: Sequence[str]) -> Flow[None]:
+    ids = yield from ids_of(session, ids)
+    yield from append(session, (draft(engine.ports, Unpinned(tuple(ids))),), engine.ports)
+    engine.events.emit(PinsChanged(session.key.session, tuple(session.state.pins)))
 
 
-def set_policy(engine: Engine, open_session: OpenSession, fields: Mapping[str, object]) -> Flow[Policy]:
+def set_policy(engine: Engine, session: Session, fields: Mapping[str, object]) -> Flow[Policy]:
     """Sets rules of this session from here on and returns all rules; they last when it is opened again."""
     policies: list[Policy] = []
 
     def changed(state: SessionState) -> list[Draft]:
-        old = open_session.own_rules()
+        old = session.own_rules()
         values: dict[str, Any] = {**old.model_dump(), **fields}
         policies[:] = [policy_for(values.pop("context_window"), **values)]
         if "strategy" in fields:
-            strategy_named(policies[0].strategy, engine.strategies, open_session.key.session)
+            strategy_named(policies[0].strategy, engine.strategies, session.key.session)
         fixed = tuple(sorted({*state.fixed, *fields}))
         if policies[0] == old and fixed == state.fixed:
             return []
@@ -456,49 +454,49 @@ def set_policy(engine: Engine, open_session: OpenSession, fields: Mapping[str, o
             )
         ]
 
-    if (yield from append_decided(open_session, changed, engine.ports)):
-        engine.events.emit(RulesChanged(open_session.key.session, tuple(sorted(fields))))
+    if (yield from append_decided(session, changed, engine.ports)):
+        engine.events.emit(RulesChanged(session.key.session, tuple(sorted(fields))))
     return policies[0]
 
 
-def reopen(engine: Engine, open_session: OpenSession) -> Flow[None]:
+def reopen(engine: Engine, session: Session) -> Flow[None]:
     """Sets the engine's own rules for a session that was imported after it was opened."""
-    rules = rules_to_open_with(engine.rules, open_session.state)
-    if rules != open_session.stored_rules():
+    rules = rules_to_open_with(engine.rules, session.state)
+    if rules != session.stored_rules():
         yield from append(
-            open_session,
+            session,
             (
                 draft(
                     engine.ports,
-                    PolicyChanged(policy_text(rules, open_session.state.policy_json), engine.ports.counter.id),
+                    PolicyChanged(policy_text(rules, session.state.policy_json), engine.ports.counter.id),
                 ),
             ),
             engine.ports,
         )
 
 
-def undo(engine: Engine, open_session: OpenSession) -> Flow[None]:
+def undo(engine: Engine, session: Session) -> Flow[None]:
     """Undoes the last compaction or edit. Raises ContextOverflowError, before anything is written, if that would not fit."""
-    with open_session.lock:
-        target = open_session.state.revertible[-1] if open_session.state.revertible else None
-        undone = frozenset(open_session.state.undone)
+    with session.lock:
+        target = session.state.revertible[-1] if session.state.revertible else None
+        undone = frozenset(session.state.undone)
     if target is None:
         raise NothingToUndoError("there is no compaction or edit to undo")
-    targets = yield from _together(open_session, target)
-    before = yield from load_without(open_session.key, undone | {*targets}, engine.ports)
-    rules = open_session.rules()
+    targets = yield from _together(session, target)
+    before = yield from load_without(session.key, undone | {*targets}, engine.ports)
+    rules = session.rules()
     if before.view().tokens > rules.budget_tokens:
         raise ContextOverflowError(
             f"after the undo, the session would need {before.view().tokens} tokens, the budget is {rules.budget_tokens} "
-            f"of a window of {open_session.described_window()}: raise context_window first"
+            f"of a window of {session.described_window()}: raise context_window first"
         )
-    yield from revert(engine, open_session, targets)
-    engine.events.emit(EditUndone(open_session.key.session))
+    yield from revert(engine, session, targets)
+    engine.events.emit(EditUndone(session.key.session))
 
 
-def _together(open_session: OpenSession, record_id: str) -> Flow[tuple[str, ...]]:
+def _together(session: Session, record_id: str) -> Flow[tuple[str, ...]]:
     """Returns the records that one edit consists of."""
-    records = yield from StoreCall(Store.find, open_session.key, (record_id,))
+    records = yield from StoreCall(Store.find, session.key, (record_id,))
     match records[0].body if records else None:
         case Cleared(replaced_by=others) | MessageRemoved(replaced_by=others) | Restored(together=others):
             return (record_id, *(others or ()))
@@ -506,7 +504,7 @@ def _together(open_session: OpenSession, record_id: str) -> Flow[tuple[str, ...]
             return (record_id,)
 
 
-def revert(engine: Engine, open_session: OpenSession, record_ids: Sequence[str]) -> Flow[None]:
+def revert(engine: Engine, session: Session, record_ids: Sequence[str]) -> Flow[None]:
     """Undoes one compaction or edit, unless it is undone already; the first id is its own, the others belong to it."""
 
     def undoing(state: SessionState) -> list[Draft]:
@@ -514,12 +512,12 @@ def revert(engine: Engine, open_session: OpenSession, record_ids: Sequence[str])
             return []
         return [draft(engine.ports, Undone(record_id)) for record_id in record_ids]
 
-    yield from append_decided(open_session, undoing, engine.ports)
+    yield from append_decided(session, undoing, engine.ports)
 
 
 def _remove(
     engine: Engine,
-    open_session: OpenSession,
+    session: Session,
     chosen: Callable[[Sequence[Entry]], tuple[Entry, ...]],
     how: How,
     *,
@@ -531,17 +529,17 @@ def _remove(
         if not entries:
             return None
         body = MessageRemoved(tuple(e.id for e in entries), superseded)
-        return body, Removed(open_session.key.session, tuple(e.message for e in entries), how)
+        return body, Removed(session.key.session, tuple(e.message for e in entries), how)
 
-    event = yield from edit(engine, open_session, change, record_id=record_id)
+    event = yield from edit(engine, session, change, record_id=record_id)
     return event.messages if event is not None else ()
 
 
-def _anchor(open_session: OpenSession, index: object) -> Flow[str]:
+def _anchor(session: Session, index: object) -> Flow[str]:
     """Returns the id of the live message at `index`, or with that id or reference: other writers may move it before the edit."""
     if isinstance(index, str):
-        return (yield from ids_of(open_session, (index,)))[0]
-    live = open_session.view().live
+        return (yield from ids_of(session, (index,)))[0]
+    live = session.view().live
     if not isinstance(index, int) or not -len(live) <= index < len(live):
         raise MessageIndexError(f"index {index!r} is outside a conversation of {len(live)} messages: see view().live")
     return live[index].id

@@ -34,9 +34,9 @@ from ctxfold.messages import MediaPart, Message, is_final, is_question, system, 
 from ctxfold.policy.settings import LEAST_BUDGET_TOKENS, Policy, session_limit
 from ctxfold.protocols import Ports, Store
 from ctxfold.sections.section import Section, check_sections
-from ctxfold.session_state import (
-    OpenSession,
+from ctxfold.state import (
     PendingRollback,
+    Session,
     Stage,
     append,
     append_decided,
@@ -88,44 +88,44 @@ class Engine:
         self.events = Subscribers(always=record_event)
         self.fitter = WindowFitter(ports, self.strategies, self.events, check_sections(sections))
         self.max_sessions = session_limit(max_sessions)
-        self._open_sessions: LruCache[SessionKey, OpenSession] = LruCache(
-            self.max_sessions, in_use=lambda open_session: open_session.in_use
+        self._open_sessions: LruCache[SessionKey, Session] = LruCache(
+            self.max_sessions, in_use=lambda session: session.in_use
         )
 
     # sessions
 
     def open(
         self, key: SessionKey, *, create: bool = True, prompts: Sequence[str] | None = None, reread: bool = True
-    ) -> Flow[OpenSession]:
+    ) -> Flow[Session]:
         """Returns the session, up to date. A new one is made with this engine's rules; `prompts` become its system prompts.
 
         `reread` False is for a later step of the same call: the log was read at its beginning, and is not read again.
         Raises SessionNotFoundError when it does not exist and `create` is off.
         """
-        open_session = self.known(key)
-        if open_session is not None and reread:
+        session = self.known(key)
+        if session is not None and reread:
             try:
-                yield from refresh(open_session, self.ports)
+                yield from refresh(session, self.ports)
             except SessionNotFoundError:  # it was erased meanwhile
                 self.forget(lambda known: known == key)
-                open_session = None
+                session = None
             else:
-                yield from self._finish_rollbacks(open_session)
+                yield from self._finish_rollbacks(session)
         if reread:
-            record_opened(cached=open_session is not None)
-        if open_session is None:
+            record_opened(cached=session is not None)
+        if session is None:
             self._check_prompts(prompts or (), self.rules, str(self.rules.context_window))
-            open_session = yield from self._open_new(key, create)
+            session = yield from self._open_new(key, create)
         if prompts is not None:
-            yield from self._set_prompts(open_session, prompts)
-        return open_session
+            yield from self._set_prompts(session, prompts)
+        return session
 
-    def known(self, key: SessionKey) -> OpenSession | None:
+    def known(self, key: SessionKey) -> Session | None:
         """Returns the session as it was last read, None when it is not in memory; its log may have grown since."""
-        open_session = self._open_sessions.get(key)
-        if open_session is not None:
-            open_session.model = self._model() or open_session.model
-        return open_session
+        session = self._open_sessions.get(key)
+        if session is not None:
+            session.model = self._model() or session.model
+        return session
 
     def _model(self) -> str:
         """Returns the model that a request without one of its own asks; "" where the model comes with each call."""
@@ -135,7 +135,7 @@ class Engine:
         """Drops the matching sessions from memory; each is read again when it is opened next."""
         self._open_sessions.discard(lambda key, _: matches(key))
 
-    def _open_new(self, key: SessionKey, create: bool) -> Flow[OpenSession]:
+    def _open_new(self, key: SessionKey, create: bool) -> Flow[Session]:
         head = yield from StoreCall(Store.head, key)
         policy = draft(self.ports, PolicyChanged(policy_text(self.rules), self.ports.counter.id))
         if head is None:
@@ -143,7 +143,7 @@ class Engine:
         if head is None and create:
             yield from StoreCall(Store.append, key, (policy,))
         state = yield from load(key, self.ports)
-        opened = OpenSession(
+        opened = Session(
             state,
             unbound_seq=state.head,
             events=self.events,
@@ -155,26 +155,26 @@ class Engine:
             strategy_named(self.rules.strategy, self.strategies, key.session)
         elif strategy_in_force(stored := opened.stored_rules().strategy, self.strategies, key.session).name != stored:
             rules = rules.model_copy(update={"strategy": stored})  # of a newer release, or the user's own
-        open_session = self._open_sessions.get_or_make(key, lambda: opened)
-        timed_out = timed_out_turns(open_session, self.ports)
+        session = self._open_sessions.get_or_make(key, lambda: opened)
+        timed_out = timed_out_turns(session, self.ports)
         if timed_out:
-            yield from close_turns(open_session, timed_out, "aborted", self.ports)
-        policy_json = policy_text(rules, open_session.state.policy_json)
-        if create and open_session.state.policy_json != policy_json:
+            yield from close_turns(session, timed_out, "aborted", self.ports)
+        policy_json = policy_text(rules, session.state.policy_json)
+        if create and session.state.policy_json != policy_json:
             body = PolicyChanged(policy_json, self.ports.counter.id)
-            yield from append(open_session, (draft(self.ports, body),), self.ports)
-        return open_session
+            yield from append(session, (draft(self.ports, body),), self.ports)
+        return session
 
-    def _set_prompts(self, open_session: OpenSession, prompts: Sequence[str]) -> Flow[None]:
+    def _set_prompts(self, session: Session, prompts: Sequence[str]) -> Flow[None]:
         """Replaces the system prompts that were set at construction, which opens a new epoch.
 
         System messages that came with the conversation stay.
         """
-        if open_session.view().prompts == tuple(prompts):
+        if session.view().prompts == tuple(prompts):
             return
-        self._check_prompts(prompts, open_session.rules(), open_session.described_window())
+        self._check_prompts(prompts, session.rules(), session.described_window())
         yield from append_decided(
-            open_session, lambda state: [draft(self.ports, body) for body in prompt_changes(state, prompts)], self.ports
+            session, lambda state: [draft(self.ports, body) for body in prompt_changes(state, prompts)], self.ports
         )
 
     def _check_prompts(self, prompts: Sequence[str], rules: Policy, window: str) -> None:
@@ -191,7 +191,7 @@ class Engine:
 
     def add(
         self,
-        open_session: OpenSession,
+        session: Session,
         messages: Sequence[Message],
         *,
         turn_id: str | None = None,
@@ -217,63 +217,61 @@ class Engine:
             and turn_id is None
             and expect is None
             and _is_question(messages)
-            and (yield from self._stored_at_once(open_session, messages[0], hold_in, options))
+            and (yield from self._stored_at_once(session, messages[0], hold_in, options))
         ):
             return Added(tuple(messages), hold_in)
         checked, new_messages, record_ids = yield from self._unstored(
-            open_session,
+            session,
             messages,
             turn_id,
             known_ids=known_ids,
             skip_orphans=skip_orphans,
             stale=expect is not None,
         )
-        turn = waiting_turn(open_session.open_turns(), new_messages) or turn_id
+        turn = waiting_turn(session.open_turns(), new_messages) or turn_id
         if known_ids and len(new_messages) < len(checked):
             # a retry continues the turn that an earlier attempt left open
-            starts = yield from open_turn_starts(open_session, checked, record_ids)
+            starts = yield from open_turn_starts(session, checked, record_ids)
             if hold_in is None and (parts := [at for at, _ in starts if at]):
-                add = partial(self.add, open_session, skip_orphans=skip_orphans, options=options)
+                add = partial(self.add, session, skip_orphans=skip_orphans, options=options)
                 return (yield from self._add_parts(checked, parts, turn_id, add))
             if starts:
                 turn = starts[-1][1]
-                open_session.pending_rollbacks.pop(turn, None)
+                session.pending_rollbacks.pop(turn, None)
                 if not new_messages:
-                    return Added((), (yield from self._resume(open_session, turn, hold=hold_in is not None)))
+                    return Added((), (yield from self._resume(session, turn, hold=hold_in is not None)))
         if not new_messages:
-            return Added((), turn if turn in open_session.state.open else None)
-        if turn in open_session.state.closed:
+            return Added((), turn if turn in session.state.open else None)
+        if turn in session.state.closed:
             if hold_in is not None and turn == turn_id:
-                check_open(open_session, turn)  # what the messages go on from was taken back with it
+                check_open(session, turn)  # what the messages go on from was taken back with it
             turn = None
-        yield from self.fitter.note_reply(open_session, turn, new_messages)
+        yield from self.fitter.note_reply(session, turn, new_messages)
         store = self._store_and_make_room if hold_in is None else partial(self._store, hold_in=hold_in)
-        open_turn = yield from store(
-            open_session, new_messages, turn, record_ids=record_ids, expect=expect, options=options
-        )
+        open_turn = yield from store(session, new_messages, turn, record_ids=record_ids, expect=expect, options=options)
         return Added(tuple(new_messages), open_turn)
 
-    def _stored_at_once(self, open_session: OpenSession, question: Message, turn: str, options: Options) -> Flow[bool]:
+    def _stored_at_once(self, session: Session, question: Message, turn: str, options: Options) -> Flow[bool]:
         """Stores a question without a search for its id, which is nearly always new. Returns False when the session has it.
 
         Nothing is written then: a store refuses a known id with other content, and ignores one with the same content.
         """
         yield from self.count_long((validated(question),))
-        stage, record_ids = open_session.stage(None, options.context_window), {question.id: f"m:{question.id}"}
-        _, drafts = yield from self._drafts(open_session, stage, (question,), record_ids=record_ids, hold_in=turn)
+        stage, record_ids = session.stage(None, options.context_window), {question.id: f"m:{question.id}"}
+        _, drafts = yield from self._drafts(session, stage, (question,), record_ids=record_ids, hold_in=turn)
         try:
-            stored = yield from append(open_session, drafts, self.ports)
+            stored = yield from append(session, drafts, self.ports)
         except MessageConflictError:
-            yield from refresh(open_session, self.ports)
+            yield from refresh(session, self.ports)
             return False
         if not any(r.id == drafts[0].id and r.turn_id == turn for r in stored):  # another turn has it
             return False
-        self.events.emit(Appended(open_session.key.session, (question,)))
+        self.events.emit(Appended(session.key.session, (question,)))
         return True
 
     def _unstored(
         self,
-        open_session: OpenSession,
+        session: Session,
         messages: Sequence[Message],
         turn_id: str | None,
         *,
@@ -285,28 +283,28 @@ class Engine:
 
         `stale` says that others may have written since the session was read.
         """
-        checked: Sequence[Message] = _with_waiting_calls(open_session, [validated(m) for m in messages], turn_id)
+        checked: Sequence[Message] = _with_waiting_calls(session, [validated(m) for m in messages], turn_id)
         yield from self.count_long(checked)
         record_ids = {m.id: f"m:{m.id}" for m in checked}
         if known_ids:
-            checked, record_ids = yield from _matched(open_session, checked)
+            checked, record_ids = yield from _matched(session, checked)
             if stale and len(record_ids) < len(checked):
                 # who stored the known ones may have opened the turn that the others answer
-                yield from refresh(open_session, self.ports)
-                checked, record_ids = yield from _matched(open_session, checked)
-        elif dropped := (yield from dropped_calls(open_session, checked)):
+                yield from refresh(session, self.ports)
+                checked, record_ids = yield from _matched(session, checked)
+        elif dropped := (yield from dropped_calls(session, checked)):
             checked = (*dropped, *checked)
-            record_ids |= yield from new_record_ids(open_session, dropped)
-        checked = self.without_orphans(open_session, checked, turn_id) if skip_orphans else checked
+            record_ids |= yield from new_record_ids(session, dropped)
+        checked = self.without_orphans(session, checked, turn_id) if skip_orphans else checked
         new_messages: Sequence[Message] = [m for m in {m.id: m for m in checked}.values() if m.id in record_ids]
         if skip_orphans and len(new_messages) < len(checked):
             # a call may be known from a turn that ended without its result, or with another one
-            new_messages = self.without_orphans(open_session, new_messages, turn_id, may_be_empty=True)
+            new_messages = self.without_orphans(session, new_messages, turn_id, may_be_empty=True)
         return checked, new_messages, record_ids
 
     def without_orphans(
         self,
-        open_session: OpenSession,
+        session: Session,
         messages: Sequence[Message],
         turn_id: str | None,
         *,
@@ -320,12 +318,12 @@ class Engine:
         `before_request` the model is asked now: calls at the very end were left by a run that failed, and are left out. So are
         results of calls that another request has noted as unanswered.
         """
-        turns = open_session.open_turns()
+        turns = session.open_turns()
         answered = {r.call_id for m in takewhile(lambda m: m.role == "tool", messages) for r in m.tool_results}
         open_turn = next((t for t in reversed(list(turns)) if answered & open_calls(turns[t]).keys()), turn_id)
         legal = whole_rounds(messages, waiting=open_calls(turns.get(open_turn or "", ())))
         asked = asked_results(messages, legal)
-        if asked and not _has_results(open_session, open_turn, messages[-len(asked) :]):
+        if asked and not _has_results(session, open_turn, messages[-len(asked) :]):
             legal = (*legal, *asked)
         if not legal and not may_be_empty and not (before_request and asked):
             return messages
@@ -333,7 +331,7 @@ class Engine:
             legal = legal[:-1]
         kept = {m.id for m in legal}
         if left_out := tuple(m.id for m in messages if m.id not in kept):
-            self.events.emit(MessagesLeftOut(open_session.key.session, left_out))
+            self.events.emit(MessagesLeftOut(session.key.session, left_out))
         return legal
 
     def _add_parts(
@@ -347,11 +345,11 @@ class Engine:
             turn_id = added.turn_id
         return Added(tuple(stored), turn_id)
 
-    def _resume(self, open_session: OpenSession, turn: str, *, hold: bool) -> Flow[str | None]:
+    def _resume(self, session: Session, turn: str, *, hold: bool) -> Flow[str | None]:
         """Returns the open turn of messages that are all stored. Without `hold` it is closed, unless a tool call waits in it."""
-        if hold or open_calls(open_session.view(turn).turn):
+        if hold or open_calls(session.view(turn).turn):
             return turn
-        yield from self.close(open_session, turn, "completed")
+        yield from self.close(session, turn, "completed")
         return None
 
     def count_long(self, messages: Sequence[Message]) -> Flow[None]:
@@ -361,9 +359,7 @@ class Engine:
             if media + searchable_chars(message) >= LONG_CHARS:
                 yield from Call(partial(self.ports.counter.count, message))
 
-    def _pieces(
-        self, open_session: OpenSession, stage: Stage, new_messages: Sequence[Message]
-    ) -> tuple[Sequence[Message], ...]:
+    def _pieces(self, session: Session, stage: Stage, new_messages: Sequence[Message]) -> tuple[Sequence[Message], ...]:
         """Returns the messages in one piece, or split before each reply if the request for the last reply would not have fit.
 
         So a transcript is compacted alike whether it is stored request by request or as a whole.
@@ -375,14 +371,14 @@ class Engine:
         ]
         if not reply_starts or any(is_final(m) for m in new_messages[:-1]):
             return (new_messages,)
-        room = stage.rules.budget_tokens - stage.view.tokens - open_session.overhead_tokens
+        room = stage.rules.budget_tokens - stage.view.tokens - session.overhead_tokens
         if sum(map(self.ports.counter.count, new_messages[: reply_starts[-1]])) <= room:
             return (new_messages,)
         return tuple(new_messages[a:b] for a, b in pairwise((0, *reply_starts, len(new_messages))))
 
     def _store_and_make_room(
         self,
-        open_session: OpenSession,
+        session: Session,
         new_messages: Sequence[Message],
         turn: str | None,
         *,
@@ -391,24 +387,24 @@ class Engine:
         options: Options,
     ) -> Flow[str | None]:
         """Stores new messages and compacts where requests for them would have. Returns the turn that stays open, if any."""
-        store = partial(self._store, open_session, record_ids=record_ids, options=options)
-        stage = open_session.stage(turn, options.context_window)
+        store = partial(self._store, session, record_ids=record_ids, options=options)
+        stage = session.stage(turn, options.context_window)
         if not options.may_compact(stage.rules):
             return (yield from store(new_messages, turn, expect=expect))
-        pieces = self._pieces(open_session, stage, new_messages)
+        pieces = self._pieces(session, stage, new_messages)
         if len(pieces) > 1:
-            open_turn = yield from self._store_pieces(open_session, pieces, turn, store, expect=expect, options=options)
+            open_turn = yield from self._store_pieces(session, pieces, turn, store, expect=expect, options=options)
         else:
             open_turn = yield from store(new_messages, turn, expect=expect)
         if open_turn is None and new_messages[-1].role in ("user", "tool"):
-            stage = open_session.stage(None, options.context_window)
+            stage = session.stage(None, options.context_window)
             if not open_calls(stage.view.live):  # no request is made before all results of a round are there
-                yield from self.fitter.make_room(open_session, stage)
+                yield from self.fitter.make_room(session, stage)
         return open_turn
 
     def _store_pieces(
         self,
-        open_session: OpenSession,
+        session: Session,
         pieces: Sequence[Sequence[Message]],
         turn: str | None,
         store: Callable[..., Flow[str | None]],
@@ -424,19 +420,19 @@ class Engine:
                 yield from store(piece, open_turn, hold_in=open_turn, expect=expect)
                 stored_ids.update(m.id for m in piece)
                 expect = None
-                yield from self.fitter.make_room(open_session, open_session.stage(open_turn, options.context_window))
+                yield from self.fitter.make_room(session, session.stage(open_turn, options.context_window))
             return (yield from store(pieces[-1], open_turn))
         except GeneratorExit:
             raise
         except BaseException:
             if turn is None:
-                discard = partial(self.close, open_session, open_turn, "discarded")
-                yield from self.roll_back(open_session, open_turn, stored_ids, discard)
+                discard = partial(self.close, session, open_turn, "discarded")
+                yield from self.roll_back(session, open_turn, stored_ids, discard)
             raise
 
     def _store(
         self,
-        open_session: OpenSession,
+        session: Session,
         new_messages: Sequence[Message],
         turn: str | None,
         *,
@@ -446,32 +442,32 @@ class Engine:
         options: Options,
     ) -> Flow[str | None]:
         """Appends new messages to a turn, or to the view. Returns the open turn that they are in, if any; see `add`."""
-        stage = open_session.stage(turn, options.context_window)
+        stage = session.stage(turn, options.context_window)
         open_turn, drafts = yield from self._drafts(
-            open_session, stage, new_messages, record_ids=record_ids, hold_in=hold_in
+            session, stage, new_messages, record_ids=record_ids, hold_in=hold_in
         )
         # a tool that answers itself, or a structured answer, ends the turn of its question
         answers = new_messages[-1].role == "tool" and any(is_question(e.message) for e in stage.view.turn)
         try:
-            yield from append_messages(open_session, drafts, self.ports, expect=expect)
+            yield from append_messages(session, drafts, self.ports, expect=expect)
         except MessageConflictError:
-            yield from refresh(open_session, self.ports)
+            yield from refresh(session, self.ports)
             for item in drafts:
-                check_open(open_session, item.turn_id)
+                check_open(session, item.turn_id)
             raise
-        check_open(open_session, open_turn)
-        self.events.emit(Appended(open_session.key.session, tuple(new_messages)))
+        check_open(session, open_turn)
+        self.events.emit(Appended(session.key.session, tuple(new_messages)))
         for item in drafts:
             if isinstance(item.body, TurnClosed):
-                self.turn_ended(open_session, item.turn_id or "", item.body.status)
+                self.turn_ended(session, item.turn_id or "", item.body.status)
         if open_turn is None and (answers or is_final(new_messages[-1])):
-            stage = open_session.stage(None, options.context_window)
-            yield from self.fitter.maintain(open_session, stage, auto_compact=options.auto_compact)
+            stage = session.stage(None, options.context_window)
+            yield from self.fitter.maintain(session, stage, auto_compact=options.auto_compact)
         return open_turn
 
     def _drafts(
         self,
-        open_session: OpenSession,
+        session: Session,
         stage: Stage,
         new_messages: Sequence[Message],
         *,
@@ -489,13 +485,13 @@ class Engine:
         pending = check_sequence(for_model, waiting=waiting)
         open_turn = turn or hold_in or (self.ports.ids.new() if pending else None)
         turn_by_id = {m.id: open_turn for m in for_model}
-        after = Sizing(view, open_session.overhead_tokens)
+        after = Sizing(view, session.overhead_tokens)
         measure = partial(sized, new_messages, rules=stage.rules, counter=self.ports.counter, after=after)
         chars = sum(searchable_chars(m) for m in new_messages if m.role == "tool")  # others are never excerpts
         drafts += [
             draft(
                 self.ports,
-                MessageAdded(m, shown, open_session.reply_sizes.pop(m.id, None)),
+                MessageAdded(m, shown, session.reply_sizes.pop(m.id, None)),
                 turn_id=turn_by_id.get(m.id),
                 record_id=record_ids[m.id],
                 provisional=hold_in is not None,  # the turn's reply, or what undoes the turn, is written next
@@ -506,13 +502,13 @@ class Engine:
             return open_turn, drafts
         return None, [*drafts, closing_draft(self.ports, open_turn, "completed")]
 
-    def close(self, open_session: OpenSession, turn_id: str, status: TurnStatus) -> Flow[None]:
+    def close(self, session: Session, turn_id: str, status: TurnStatus) -> Flow[None]:
         """Closes a turn if it is open. In the view, "aborted" keeps its finished part, "discarded" nothing; the log keeps both."""
-        if (yield from close_turns(open_session, (turn_id,), status, self.ports)):
-            self.turn_ended(open_session, turn_id, status)
+        if (yield from close_turns(session, (turn_id,), status, self.ports)):
+            self.turn_ended(session, turn_id, status)
 
     def roll_back(
-        self, open_session: OpenSession, turn_id: str, stored_ids: Collection[str], work: Callable[[], Flow[None]]
+        self, session: Session, turn_id: str, stored_ids: Collection[str], work: Callable[[], Flow[None]]
     ) -> Flow[None]:
         """Restores the session with `work` after an attempt that stored the messages `stored_ids` in the turn and failed.
 
@@ -525,41 +521,37 @@ class Engine:
         except SessionNotFoundError:
             pass  # erased meanwhile, with what the attempt had stored: a rollback that waits would keep its texts in memory
         except BaseException as error:
-            open_session.pending_rollbacks[turn_id] = PendingRollback(
-                frozenset(stored_ids), open_session.state.head, work
-            )
+            session.pending_rollbacks[turn_id] = PendingRollback(frozenset(stored_ids), session.state.head, work)
             if not isinstance(error, CtxError):
                 raise
-            _log.warning("session %r is put back later: %s", open_session.key.session, error)
+            _log.warning("session %r is put back later: %s", session.key.session, error)
 
-    def _finish_rollbacks(self, open_session: OpenSession) -> Flow[None]:
+    def _finish_rollbacks(self, session: Session) -> Flow[None]:
         """Restores the session where a failed attempt could not; a turn that another attempt has continued is left alone."""
-        for turn_id, pending in list(open_session.pending_rollbacks.items()):
-            turns = open_session.open_turns()
+        for turn_id, pending in list(session.pending_rollbacks.items()):
+            turns = session.open_turns()
             entries = turns.pop(turn_id, ())
             if any(e.message.kind == "message" and e.id not in pending.stored_ids for e in entries):
-                open_session.pending_rollbacks.pop(turn_id, None)
+                session.pending_rollbacks.pop(turn_id, None)
                 continue
-            went_on = any(
-                others[-1].seq > pending.head for others in (open_session.view().live, *turns.values()) if others
-            )
+            went_on = any(others[-1].seq > pending.head for others in (session.view().live, *turns.values()) if others)
             try:
-                yield from self.close(open_session, turn_id, "discarded") if went_on else pending.work()
+                yield from self.close(session, turn_id, "discarded") if went_on else pending.work()
             except CtxError as error:  # nothing is lost by that: it is tried again when the session is opened next
-                _log.warning("session %r is put back later: %s", open_session.key.session, error)
-                yield from refresh(open_session, self.ports)  # a part of it may have been written
+                _log.warning("session %r is put back later: %s", session.key.session, error)
+                yield from refresh(session, self.ports)  # a part of it may have been written
                 return
-            open_session.pending_rollbacks.pop(turn_id, None)
+            session.pending_rollbacks.pop(turn_id, None)
 
-    def turn_ended(self, open_session: OpenSession, turn_id: str, status: TurnStatus) -> None:
-        open_session.sent_windows.pop(turn_id, None)
-        open_session.tracker.ended(turn_id, dropped=status != "completed")
-        self.events.emit(TurnEnded(open_session.key.session, turn_id, status))
+    def turn_ended(self, session: Session, turn_id: str, status: TurnStatus) -> None:
+        session.sent_windows.pop(turn_id, None)
+        session.tracker.ended(turn_id, dropped=status != "completed")
+        self.events.emit(TurnEnded(session.key.session, turn_id, status))
 
 
-def _has_results(open_session: OpenSession, turn_id: str | None, messages: Sequence[Message]) -> bool:
+def _has_results(session: Session, turn_id: str | None, messages: Sequence[Message]) -> bool:
     """Tells whether all are results of calls with results in the turn, or among the newest messages where it is empty."""
-    view = open_session.view(turn_id)
+    view = session.view(turn_id)
     entries = view.turn or view.live[-RESULTS_LOOKED_AT:]
     known = {r.call_id for e in entries for r in e.message.tool_results}
     calls = {r.call_id for m in messages for r in m.tool_results}
@@ -573,16 +565,14 @@ def _is_question(messages: Sequence[Message]) -> bool:
     return len(messages) == 1 and is_message and first.role == "user" and first.visibility != "user"
 
 
-def _with_waiting_calls(
-    open_session: OpenSession, messages: Sequence[Message], turn_id: str | None
-) -> Sequence[Message]:
+def _with_waiting_calls(session: Session, messages: Sequence[Message], turn_id: str | None) -> Sequence[Message]:
     """Returns the messages with leading results that name no call under the ids of those that wait in `turn_id`.
 
     Where none wait there, in the only turn in which calls wait: with several, a result without an id may be any one's.
     """
     if messages[0].role != "tool":
         return messages
-    waiting = {t: waiting_calls(e.message for e in reversed(turn)) for t, turn in open_session.open_turns().items()}
+    waiting = {t: waiting_calls(e.message for e in reversed(turn)) for t, turn in session.open_turns().items()}
     waiting = {t: calls for t, calls in waiting.items() if calls}
     answered = {r.call_id for r in messages[0].tool_results}
     if any(call.id in answered for calls in waiting.values() for call in calls):
@@ -591,15 +581,15 @@ def _with_waiting_calls(
     return with_known_calls(messages, calls) if calls else messages
 
 
-def _matched(open_session: OpenSession, messages: Sequence[Message]) -> Flow[tuple[Sequence[Message], dict[str, str]]]:
+def _matched(session: Session, messages: Sequence[Message]) -> Flow[tuple[Sequence[Message], dict[str, str]]]:
     """Returns the messages as the session knows them, and for each one that has to be stored the id of its record.
 
     A tool call whose turn was aborted while it waited is put before its late result, to be stored again.
     """
-    messages = yield from with_stored_results(open_session, messages)
-    record_ids = yield from new_record_ids(open_session, messages)
-    dropped = yield from dropped_calls(open_session, [m for m in messages if m.id in record_ids])
+    messages = yield from with_stored_results(session, messages)
+    record_ids = yield from new_record_ids(session, messages)
+    dropped = yield from dropped_calls(session, [m for m in messages if m.id in record_ids])
     if dropped:
         messages = (*dropped, *messages)
-        record_ids = yield from new_record_ids(open_session, messages)  # a result may have the id of its call
+        record_ids = yield from new_record_ids(session, messages)  # a result may have the id of its call
     return messages, record_ids

@@ -48,7 +48,7 @@ from ctxfold.inspect.explain import original_record
 from ctxfold.messages import Message, without_compactions
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Ports, Rewrite, Store
-from ctxfold.session_state import OpenSession, closing_draft, draft
+from ctxfold.state import Session, closing_draft, draft
 from ctxfold.validation import moment
 
 TRIES = 16
@@ -280,7 +280,7 @@ class Erasure:
     settled: bool = True
 
 
-def erase(engine: Engine, open_session: OpenSession, references: Sequence[str]) -> Flow[Erasure]:
+def erase(engine: Engine, session: Session, references: Sequence[str]) -> Flow[Erasure]:
     """Erases messages by id or `#17`; those that are erased already are left alone.
 
     Raises MessageNotFoundError, before anything is erased, for one that the session never had.
@@ -288,7 +288,7 @@ def erase(engine: Engine, open_session: OpenSession, references: Sequence[str]) 
     ids = set[str]()
     for reference in references:
         try:
-            _, message = yield from original_record(open_session, reference)
+            _, message = yield from original_record(session, reference)
         except MessageErasedError:
             continue
         if message.kind == "summary":
@@ -296,10 +296,10 @@ def erase(engine: Engine, open_session: OpenSession, references: Sequence[str]) 
                 f"{reference!r} is a summary: erase the messages that it covers, and it is rewritten without them"
             )
         ids.add(message.id)
-    return (yield from _erased(engine, open_session.key, lambda records: with_tool_rounds(records, ids)))
+    return (yield from _erased(engine, session.key, lambda records: with_tool_rounds(records, ids)))
 
 
-def erase_older_than(engine: Engine, open_session: OpenSession, age: Age) -> Flow[Erasure]:
+def erase_older_than(engine: Engine, session: Session, age: Age) -> Flow[Erasure]:
     """Erases messages from before a moment, or older than a span of time; the session's own system prompts stay."""
     before_s = moment("age", age, engine.ports.clock.now_s())
 
@@ -307,7 +307,7 @@ def erase_older_than(engine: Engine, open_session: OpenSession, age: Age) -> Flo
         old = [i for i, r in first_records(records).items() if r.at_s < before_s and not i.startswith(PROMPT_ID)]
         return with_tool_rounds(records, old)
 
-    return (yield from _erased(engine, open_session.key, chosen))
+    return (yield from _erased(engine, session.key, chosen))
 
 
 def erase_messages(engine: Engine, key: SessionKey, ids: Collection[str]) -> Flow[Erasure]:

@@ -30,7 +30,7 @@ from ctxfold.policy.settings import Policy, needs_goal, needs_tool_summaries
 from ctxfold.protocols import Ports, capabilities_of
 from ctxfold.sections.fill import Filled, Sources, fill
 from ctxfold.sections.section import Section
-from ctxfold.session_state import CompactionPause, OpenSession, Stage, append, draft
+from ctxfold.state import CompactionPause, Session, Stage, append, draft
 
 _log = logging.getLogger("ctxfold")
 
@@ -71,7 +71,7 @@ class WindowFitter:
 
     def window(
         self,
-        open_session: OpenSession,
+        session: Session,
         stage: Stage,
         *,
         overhead_tokens: int = 0,
@@ -92,11 +92,11 @@ class WindowFitter:
         count, rules = self.count_text, stage.rules
         reply_tokens = max(0, (max_tokens or 0) - rules.reply_reserve_tokens)
         overhead_tokens += reply_tokens
-        open_session.sent_overhead_tokens = overhead_tokens
+        session.sent_overhead_tokens = overhead_tokens
         may_compact = rules.auto_compact if auto_compact is None else auto_compact
         if may_compact:
-            stage = yield from self._compact_early(open_session, stage, overhead_tokens)
-        new_question = _new_question(open_session, stage.view, question) if question else None
+            stage = yield from self._compact_early(session, stage, overhead_tokens)
+        new_question = _new_question(session, stage.view, question) if question else None
         if sections is None:
             sections = [s for s in self.sections if question is not None or s.lifetime == "request"]
         sections = sections if recall else ()
@@ -105,54 +105,54 @@ class WindowFitter:
         texts: list[str] = []
         if required:
             newest = stage.view.newest_user()
-            asked = new_question or (newest.message if newest else user("", id=_question_id(open_session)))
+            asked = new_question or (newest.message if newest else user("", id=_question_id(session)))
             # the budget that the system prompts and the question leave
             room = rules.budget_tokens - sum(e.tokens for e in stage.view.system) - overhead_tokens - FRAME_TOKENS
             room -= self.ports.counter.count(asked)
-            text = yield from self._section_text(open_session, stage, required, asked, room)
+            text = yield from self._section_text(session, stage, required, asked, room)
             texts = [text] if text else []
             overhead_tokens += count(text) + FRAME_TOKENS if text else 0
-            open_session.sent_overhead_tokens = overhead_tokens  # triggers have to see it too
-            stage = open_session.with_new_view(stage)
+            session.sent_overhead_tokens = overhead_tokens  # triggers have to see it too
+            stage = session.with_new_view(stage)
         if new_question is not None:
             overhead_tokens += self.ports.counter.count(new_question)
         if stage.view.tokens + overhead_tokens > rules.budget_tokens:
             stage = yield from self._fitted(
-                open_session, stage, overhead_tokens, reply_tokens=reply_tokens, may_compact=may_compact
+                session, stage, overhead_tokens, reply_tokens=reply_tokens, may_compact=may_compact
             )
         if recall and (to_answer := new_question or newest_question(stage.view)) is not None:
             other_tokens = overhead_tokens + (0 if texts else FRAME_TOKENS)
             reserved_tokens = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
             room_tokens = rules.budget_tokens - stage.view.tokens - other_tokens
             view, recalled = yield from self.passages.fit(
-                open_session, stage, to_answer, room_tokens - reserved_tokens, whole_tail=whole_tail
+                session, stage, to_answer, room_tokens - reserved_tokens, whole_tail=whole_tail
             )
             stage = replace(stage, view=view)
             texts.append(recalled)
             if optional:
                 room_tokens = rules.budget_tokens - stage.view.tokens - other_tokens - count(recalled)
-                texts.append((yield from self._section_text(open_session, stage, optional, to_answer, room_tokens)))
+                texts.append((yield from self._section_text(session, stage, optional, to_answer, room_tokens)))
         return Window(without_repeated_prompts(stage.view), "\n\n".join(t for t in texts if t))
 
     def note_window(
-        self, open_session: OpenSession, window: Window, tools_tokens: int, turn_id: str | None = None
+        self, session: Session, window: Window, tools_tokens: int, turn_id: str | None = None
     ) -> WindowTokens:
         """Returns the size of a window that is handed out; it is stored with the reply."""
-        known = open_session.state.calibrations.get(open_session.model)
+        known = session.state.calibrations.get(session.model)
         recalled, ratio = self.count_text(window.recalled), 1.0 if known is None else known.ratio
         size = window.view.measured(recalled=recalled, tools=tools_tokens, ratio=ratio)
-        open_turns = open_session.open_turns()  # others may have been closed by another process
-        open_session.sent_windows = {t: s for t, s in open_session.sent_windows.items() if t in open_turns}
-        open_session.sent_windows[turn_id or ""] = (open_session.model, size)
+        open_turns = session.open_turns()  # others may have been closed by another process
+        session.sent_windows = {t: s for t, s in session.sent_windows.items() if t in open_turns}
+        session.sent_windows[turn_id or ""] = (session.model, size)
         return size
 
-    def note_reply(self, open_session: OpenSession, turn_id: str | None, messages: Sequence[Message]) -> Flow[None]:
+    def note_reply(self, session: Session, turn_id: str | None, messages: Sequence[Message]) -> Flow[None]:
         """Learns from the reply among new messages of a turn, whose request somebody else sent, and notes the size of that.
 
         What its sender put beside our messages, such as tools, is not known. In a small request it would pass for a large error of
         our count; in one that takes more than the triggers allow, all of it has to give way.
         """
-        sent, count = open_session.sent_windows, self.ports.counter.count
+        sent, count = session.sent_windows, self.ports.counter.count
         key = turn_id if turn_id in sent else ""
         place = next((i for i, m in enumerate(messages) if m.role == "assistant"), None)
         if place is None or key not in sent or any(map(is_question, messages[place:])):
@@ -161,64 +161,62 @@ class WindowFitter:
         size = replace(size, live=size.live + sum(map(count, messages[:place])))
         reply = messages[place]
         if reported := reply.usage.input_tokens if reply.usage else 0:
-            rules, known = open_session.window_rules(), open_session.state.calibrations.get(model)
+            rules, known = session.window_rules(), session.state.calibrations.get(model)
             large = reported > rules.hard_ratio * rules.budget_tokens
             if large and (learnt := observed(known, model=model, estimated=size.own_count, reported=reported)):
-                yield from append(open_session, [draft(self.ports, learnt)], self.ports)
-        open_session.reply_sizes[reply.id] = reported_size(size, reply.usage)
+                yield from append(session, [draft(self.ports, learnt)], self.ports)
+        session.reply_sizes[reply.id] = reported_size(size, reply.usage)
 
-    def _compact_early(self, open_session: OpenSession, stage: Stage, overhead_tokens: int) -> Flow[Stage]:
+    def _compact_early(self, session: Session, stage: Stage, overhead_tokens: int) -> Flow[Stage]:
         """Compacts what the policy has compacted before a request that may well fit, and returns the stage after that.
 
         A summarizer of the user's is asked on every input and between tool rounds. Large arguments of earlier calls become
         excerpts where that is worth an epoch.
         """
         if needs_goal(stage.rules) or needs_tool_summaries(stage.rules):
-            yield from self._prepare(open_session, stage)
-            stage = open_session.with_new_view(stage)
+            yield from self._prepare(session, stage)
+            stage = session.with_new_view(stage)
         strategy = self.strategies.get(stage.rules.strategy)
         if stage.turn_id is not None and isinstance(strategy, SummarizerStrategy):
-            stage = yield from self._try_compact(open_session, stage, overhead_tokens)
-        if self._arguments_due(open_session, stage):
-            stage = yield from self._try_compact(open_session, stage, overhead_tokens, EarlyArguments())
+            stage = yield from self._try_compact(session, stage, overhead_tokens)
+        if self._arguments_due(session, stage):
+            stage = yield from self._try_compact(session, stage, overhead_tokens, EarlyArguments())
         return stage
 
     def _try_compact(
-        self, open_session: OpenSession, stage: Stage, overhead_tokens: int, strategy: Strategy | None = None
+        self, session: Session, stage: Stage, overhead_tokens: int, strategy: Strategy | None = None
     ) -> Flow[Stage]:
         """Compacts if that is due, and returns the stage after that; a failure is reported and stops no request."""
         try:
-            yield from self._compact(
-                open_session, stage, "after_turn", overhead_tokens=overhead_tokens, strategy=strategy
-            )
+            yield from self._compact(session, stage, "after_turn", overhead_tokens=overhead_tokens, strategy=strategy)
         except CtxError as error:
-            self._report_failed(open_session, error)
-        return open_session.with_new_view(stage)
+            self._report_failed(session, error)
+        return session.with_new_view(stage)
 
-    def _report_failed(self, open_session: OpenSession, error: CtxError) -> None:
+    def _report_failed(self, session: Session, error: CtxError) -> None:
         """Emits the event, and logs a warning once for a strategy of the user's that fails: it is asked again and again."""
-        if isinstance(error, StrategyError) and not open_session.strategy_failed:
-            open_session.strategy_failed = True
-            _log.warning("session %r is not compacted: %s", open_session.key.session, error)
-        self.events.emit(CompactionHeld(open_session.key.session, f"the compaction failed: {error}"))
+        if isinstance(error, StrategyError) and not session.strategy_failed:
+            session.strategy_failed = True
+            _log.warning("session %r is not compacted: %s", session.key.session, error)
+        self.events.emit(CompactionHeld(session.key.session, f"the compaction failed: {error}"))
 
     def _fitted(
-        self, open_session: OpenSession, stage: Stage, overhead_tokens: int, *, may_compact: bool, reply_tokens: int = 0
+        self, session: Session, stage: Stage, overhead_tokens: int, *, may_compact: bool, reply_tokens: int = 0
     ) -> Flow[Stage]:
         """Compacts a view that does not fit beside `overhead_tokens` until it does.
 
         `reply_tokens` of them are what the reply may take beyond the reserve.
         """
-        budget_tokens, window = stage.rules.budget_tokens, open_session.described_window(stage.context_window)
+        budget_tokens, window = stage.rules.budget_tokens, session.described_window(stage.context_window)
         reason = "automatic compaction is off"
         for _ in range(FIT_TRIES if may_compact else 0):
             if stage.view.tokens + overhead_tokens <= budget_tokens:
                 break
             if (error := _too_large(stage, overhead_tokens, reply_tokens, window)) is not None:
                 raise error  # no compaction could help: nothing is written
-            outcome = yield from self._compact(open_session, stage, "must_fit", overhead_tokens=overhead_tokens)
+            outcome = yield from self._compact(session, stage, "must_fit", overhead_tokens=overhead_tokens)
             reason, epoch = outcome.reason, stage.view.epoch
-            stage = open_session.with_new_view(stage)
+            stage = session.with_new_view(stage)
             if not outcome.compacted and stage.view.epoch == epoch:
                 break
         if stage.view.tokens + overhead_tokens > budget_tokens:
@@ -227,7 +225,7 @@ class WindowFitter:
 
     def _section_text(
         self,
-        open_session: OpenSession,
+        session: Session,
         stage: Stage,
         sections: Sequence[Section],
         question: Message,
@@ -235,21 +233,21 @@ class WindowFitter:
     ) -> Flow[str]:
         """Returns the sections of this request as text, the same all turn long. They are all required, or none is."""
         key = f"{question.id} {'required' if sections[0].required else 'sections'}"
-        known = open_session.request_text(key, question)
+        known = session.request_text(key, question)
         unbounded = any(s.whole for s in sections)
         if known is not None and (unbounded or self.count_text(known.text) <= room_tokens):
             return known.text
         filled = yield from self.fill(
-            open_session, stage, sections, question.text, room_tokens=room_tokens, required_tokens=room_tokens
+            session, stage, sections, question.text, room_tokens=room_tokens, required_tokens=room_tokens
         )
-        self.events.emit(*(f.event(open_session.key.session) for f in filled))
+        self.events.emit(*(f.event(session.key.session) for f in filled))
         text = "\n\n".join(f.text for f in filled)
-        open_session.keep_request_text(key, question, text)
+        session.keep_request_text(key, question, text)
         return text
 
     def fill(
         self,
-        open_session: OpenSession,
+        session: Session,
         stage: Stage,
         sections: Sequence[Section],
         question: str,
@@ -260,7 +258,7 @@ class WindowFitter:
     ) -> Flow[tuple[Filled, ...]]:
         """Returns the sections that have something to say on the question; subscribers learn why others have not."""
         filled, events = yield from fill(
-            open_session,
+            session,
             stage,
             sections,
             question,
@@ -273,20 +271,20 @@ class WindowFitter:
         self.events.emit(*events)
         return filled
 
-    def make_room(self, open_session: OpenSession, stage: Stage) -> Flow[None]:
+    def make_room(self, session: Session, stage: Stage) -> Flow[None]:
         """Compacts as a request at this point would have done, for callers that only store a conversation."""
-        overhead_tokens = open_session.overhead_tokens
+        overhead_tokens = session.overhead_tokens
         if not stage.rules.auto_compact or stage.view.tokens + overhead_tokens <= stage.rules.budget_tokens:
             return
         try:
-            yield from self._fitted(open_session, stage, overhead_tokens, may_compact=True)
+            yield from self._fitted(session, stage, overhead_tokens, may_compact=True)
         except CtxError as error:
             # what is stored stays so; a request asks for room again
-            self.events.emit(CompactionHeld(open_session.key.session, f"the conversation does not fit: {error}"))
+            self.events.emit(CompactionHeld(session.key.session, f"the conversation does not fit: {error}"))
 
     def maintain(
         self,
-        open_session: OpenSession,
+        session: Session,
         stage: Stage,
         *,
         idle_s: float = 0.0,
@@ -297,24 +295,24 @@ class WindowFitter:
 
         With `full` they are not asked: the service has said that its window is. `auto_compact` is the request's own choice.
         """
-        overhead = open_session.overhead_tokens
+        overhead = session.overhead_tokens
         if not (stage.rules.auto_compact if auto_compact is None else auto_compact):
             return None
-        if not full and self._nothing_due(open_session, stage, stage.view.tokens + overhead):
+        if not full and self._nothing_due(session, stage, stage.view.tokens + overhead):
             return None
         try:
-            yield from self._prepare(open_session, stage)
+            yield from self._prepare(session, stage)
             occasion: Occasion = "on_demand" if full else "after_turn"
-            stage = open_session.with_new_view(stage)
-            return (yield from self._compact(open_session, stage, occasion, overhead_tokens=overhead, idle_s=idle_s))
+            stage = session.with_new_view(stage)
+            return (yield from self._compact(session, stage, occasion, overhead_tokens=overhead, idle_s=idle_s))
         except CtxError as error:
             # the turn itself is stored and stays so; the next request asks for room again where it needs it
-            self._report_failed(open_session, error)
+            self._report_failed(session, error)
             return None
 
     def compact(
         self,
-        open_session: OpenSession,
+        session: Session,
         stage: Stage,
         *,
         strategy: Strategy | None = None,
@@ -326,33 +324,33 @@ class WindowFitter:
         """
         return (
             yield from self._compact(
-                open_session,
+                session,
                 stage,
                 "on_demand",
-                overhead_tokens=open_session.overhead_tokens if strategy is not None else 0,
+                overhead_tokens=session.overhead_tokens if strategy is not None else 0,
                 strategy=strategy,
                 summary_tokens=summary_tokens,
             )
         )
 
-    def apply_tool_summaries(self, open_session: OpenSession) -> Flow[int]:
+    def apply_tool_summaries(self, session: Session) -> Flow[int]:
         """Shows the waiting summaries of tool outputs, whatever the triggers say, and returns how many there were."""
-        stage = open_session.stage()
+        stage = session.stage()
         strategies = {stage.rules.strategy: BUILT_IN["tool_summaries"]}
-        facts = session_facts(open_session, "on_demand")
-        outcome, events = yield from compact(open_session, stage, facts, self.ports, strategies)
+        facts = session_facts(session, "on_demand")
+        outcome, events = yield from compact(session, stage, facts, self.ports, strategies)
         self.events.emit(*events)
         return outcome.event.archived if outcome.event is not None else 0
 
-    def _nothing_due(self, open_session: OpenSession, stage: Stage, used_tokens: int) -> bool:
+    def _nothing_due(self, session: Session, stage: Stage, used_tokens: int) -> bool:
         """Tells, in constant time, whether a closed turn leaves nothing to do: no goal, no background work, no compaction.
 
         A policy with a trigger, and a strategy of the user's, are always asked.
         """
         rules = stage.rules
-        if open_session.provider_compacts and used_tokens <= PROVIDER_RATIO * rules.budget_tokens:
+        if session.provider_compacts and used_tokens <= PROVIDER_RATIO * rules.budget_tokens:
             return True
-        may_prune = "tool" in stage.view.live_roles or open_session.state.deferred
+        may_prune = "tool" in stage.view.live_roles or session.state.deferred
         ratio = min(rules.soft_ratio, rules.hard_ratio) if may_prune else rules.hard_ratio
         if rules.background and rules.prepare_ratio:
             ratio = min(ratio, rules.prepare_ratio)
@@ -361,39 +359,39 @@ class WindowFitter:
             and rules.strategy in BY_RATIO
             and rules.strategy not in self.strategies
             and used_tokens < ratio * rules.budget_tokens
-            and len(open_session.state.deferred) < WAITING_SUMMARIES
+            and len(session.state.deferred) < WAITING_SUMMARIES
             and not needs_goal(rules)
             and not needs_tool_summaries(rules)
         )
 
-    def _prepare(self, open_session: OpenSession, stage: Stage) -> Flow[None]:
+    def _prepare(self, session: Session, stage: Stage) -> Flow[None]:
         """Takes in, and begins, the background work on which compactions rely: the goal, and summaries of tool outputs."""
-        self.events.emit(*(yield from refresh_goal(open_session, stage, self.ports)))
-        self.events.emit(*(yield from prepare_pairs(open_session, stage, self.ports)))
+        self.events.emit(*(yield from refresh_goal(session, stage, self.ports)))
+        self.events.emit(*(yield from prepare_pairs(session, stage, self.ports)))
 
-    def _arguments_due(self, open_session: OpenSession, stage: Stage) -> bool:
+    def _arguments_due(self, session: Session, stage: Stage) -> bool:
         """Tells whether arguments of earlier calls may take enough room to give way; mostly in constant time.
 
         They are looked at when the view has grown by a share of what they would have to free. Not under a trigger of the user's,
         and not within a round where the provider would no longer accept the turn's reasoning after a break of the prefix.
         """
         rules, view = stage.rules, stage.view
-        least, pause = ARGUMENT_RATIO * rules.budget_tokens, open_session.argument_pause
+        least, pause = ARGUMENT_RATIO * rules.budget_tokens, session.argument_pause
         paused = pause is not None and pause.epoch == view.epoch and view.tokens < pause.until_tokens
-        if view.tokens < least or paused or open_session.provider_compacts or rules.trigger is not None:
+        if view.tokens < least or paused or session.provider_compacts or rules.trigger is not None:
             return False
         strategy = self.strategies.get(rules.strategy) or BUILT_IN.get(rules.strategy)
         if not isinstance(strategy, Tiered) or not strategy.shortens_arguments:
             return False
-        open_session.argument_pause = CompactionPause(view.epoch, view.tokens + ARGUMENT_STEP * least, rules)
+        session.argument_pause = CompactionPause(view.epoch, view.tokens + ARGUMENT_STEP * least, rules)
         last = view.last()
         asks = last is not None and last.message.role == "user"
-        allowed = asks or not capabilities_of(self.ports.backend, open_session.model).binds_reasoning
+        allowed = asks or not capabilities_of(self.ports.backend, session.model).binds_reasoning
         return allowed and ("tool" in view.live_roles or any(e.message.tool_calls for e in view.turn))
 
     def _compact(
         self,
-        open_session: OpenSession,
+        session: Session,
         stage: Stage,
         occasion: Occasion,
         *,
@@ -405,7 +403,7 @@ class WindowFitter:
         strategies = self.strategies if strategy is None else {stage.rules.strategy: strategy}
         must_fit = occasion == "must_fit"
         facts = session_facts(
-            open_session,
+            session,
             occasion,
             turn_id=stage.turn_id,
             overhead_tokens=overhead_tokens,
@@ -413,42 +411,42 @@ class WindowFitter:
             gives_way=_giving_way(stage.view, overhead_tokens, stage.rules) if must_fit else frozenset(),
         )
         outcome, events = yield from compact(
-            open_session, stage, facts, self.ports, strategies, summary_tokens=summary_tokens
+            session, stage, facts, self.ports, strategies, summary_tokens=summary_tokens
         )
         self.events.emit(*events)
         if outcome.postponed is not None:
-            yield from Start(self._write_later(open_session, outcome.postponed))
+            yield from Start(self._write_later(session, outcome.postponed))
         if outcome.event is not None and (kinds := stage.rules.memory):
-            yield from Start(self._remember(open_session, stage.view, outcome.event, kinds))
+            yield from Start(self._remember(session, stage.view, outcome.event, kinds))
         return outcome
 
-    def _write_later(self, open_session: OpenSession, postponed: Postponed) -> Flow[None]:
+    def _write_later(self, session: Session, postponed: Postponed) -> Flow[None]:
         """Has the model write the summary of imported messages, in the background."""
         try:
-            result = yield from write_postponed(open_session, postponed, self.ports)
+            result = yield from write_postponed(session, postponed, self.ports)
         except Exception as error:  # noqa: BLE001 - in the background nobody else would hear of it
             result = str(error) or repr(error)
         if isinstance(result, str):
             text = f"the imported messages keep their extractive summary: {result}"
-            self.events.emit(CompactionHeld(open_session.key.session, text))
+            self.events.emit(CompactionHeld(session.key.session, text))
         else:
             self.events.emit(result)
 
     def _remember(
-        self, open_session: OpenSession, before: View, compacted: HistoryCompacted, kinds: Sequence[str]
+        self, session: Session, before: View, compacted: HistoryCompacted, kinds: Sequence[str]
     ) -> Flow[None]:
         """Stores memories of the covered messages, in the background; a failure takes nothing from the session."""
         covered_ids, known = frozenset(compacted.covered), {e.id for e in before}
         covered = [e for e in before if e.id in covered_ids]
-        summary = next((e.message for e in open_session.view().compressed if e.id not in known), None)
+        summary = next((e.message for e in session.view().compressed if e.id not in known), None)
         try:
             if summary is not None:
-                yield from remember_summary(open_session, summary, compacted.covered, self.ports, kinds=kinds)
+                yield from remember_summary(session, summary, compacted.covered, self.ports, kinds=kinds)
         except Exception as error:  # noqa: BLE001 - in the background nobody else would hear of it
-            self.events.emit(MemoryLearnt(open_session.key.session, problem=str(error) or repr(error)))
+            self.events.emit(MemoryLearnt(session.key.session, problem=str(error) or repr(error)))
         learnt = [k for k in kinds if k in EXTRACTED]
         if learnt:
-            _, event = yield from learn(open_session, covered, self.ports, kinds=learnt)
+            _, event = yield from learn(session, covered, self.ports, kinds=learnt)
             self.events.emit(event)
 
 
@@ -458,17 +456,17 @@ def newest_question(view: View) -> Message | None:
     return None if newest is None or (last is not None and is_final(last.message)) else newest.message
 
 
-def _new_question(open_session: OpenSession, view: View, question: str) -> Message | None:
+def _new_question(session: Session, view: View, question: str) -> Message | None:
     """Returns the question, which is about to be asked, as a message; None when it is in the view already."""
     newest = newest_question(view)
     if newest is not None and newest.text == question:
         return None
-    return user(question, id=_question_id(open_session))
+    return user(question, id=_question_id(session))
 
 
-def _question_id(open_session: OpenSession) -> str:
+def _question_id(session: Session) -> str:
     """Returns an id for a question that is not stored. Its texts are cached under it until the archive grows."""
-    return f"asked:{open_session.state.compactions}.{open_session.state.turns}"
+    return f"asked:{session.state.compactions}.{session.state.turns}"
 
 
 def _too_large(stage: Stage, overhead_tokens: int, reply_tokens: int, window: str) -> BudgetError | None:

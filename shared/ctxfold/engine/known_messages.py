@@ -13,12 +13,12 @@ from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, content_key, without_calls
 from ctxfold.protocols import Store
-from ctxfold.session_state import OpenSession, originals, record_chains, record_name
+from ctxfold.state import Session, originals, record_chains, record_name
 
 DROPPED_LOOKED_AT = 64  # newest messages of aborted turns among which a late result finds its call
 
 
-def new_record_ids(open_session: OpenSession, messages: Sequence[Message]) -> Flow[dict[str, str]]:
+def new_record_ids(session: Session, messages: Sequence[Message]) -> Flow[dict[str, str]]:
     """Returns the ids of the messages that have to be stored, each with the id for its record.
 
     A known id with the same content is left out. A message counts as new again when its turn was discarded or, aborted, did not
@@ -32,10 +32,10 @@ def new_record_ids(open_session: OpenSession, messages: Sequence[Message]) -> Fl
         same_id = by_id.setdefault(message.id, message)
         if same_id is not message and content_key(same_id) != content_key(message):
             raise MessageConflictError(f"message id {message.id!r} appears twice in the list with different content")
-    chains = yield from record_chains(open_session, by_id)
-    discarded = yield from _discarded_turns(open_session, [r for chain in chains.values() for r in chain])
-    with open_session.lock:
-        state = open_session.state
+    chains = yield from record_chains(session, by_id)
+    discarded = yield from _discarded_turns(session, [r for chain in chains.values() for r in chain])
+    with session.lock:
+        state = session.state
         open_ids = {e.id for turn in state.open.values() for e in turn.entries}
         uncleared_ids = open_ids | {e.id for e in state.system}
     record_ids: dict[str, str] = {}
@@ -54,19 +54,19 @@ def new_record_ids(open_session: OpenSession, messages: Sequence[Message]) -> Fl
         if removed or cleared or not valid:
             record_ids[message_id] = record_name(message_id, len(chain) + 1)
         else:
-            _check_same(open_session, message, valid)
+            _check_same(session, message, valid)
     return record_ids
 
 
-def _discarded_turns(open_session: OpenSession, records: Sequence[Record]) -> Flow[frozenset[str | None]]:
+def _discarded_turns(session: Session, records: Sequence[Record]) -> Flow[frozenset[str | None]]:
     turns = sorted({r.turn_id for r in records if r.turn_id})
     if not turns:
         return frozenset()
-    closings = yield from StoreCall(Store.find, open_session.key, [f"c:{turn}" for turn in turns])
+    closings = yield from StoreCall(Store.find, session.key, [f"c:{turn}" for turn in turns])
     return frozenset(r.turn_id for r in closings if r.body == TurnClosed("discarded"))
 
 
-def _check_same(open_session: OpenSession, message: Message, records: Sequence[Record]) -> None:
+def _check_same(session: Session, message: Message, records: Sequence[Record]) -> None:
     """Raises MessageConflictError unless the message equals one of its stored versions.
 
     A caller that keeps a list of its own may have an older one.
@@ -78,11 +78,11 @@ def _check_same(open_session: OpenSession, message: Message, records: Sequence[R
     # sessions of older versions have a malformed call beside the message, and one that was never answered is left out
     if _without_malformed(message) in map(_without_malformed, stored):
         return
-    entry = open_session.state.entry(message.id)
+    entry = session.state.entry(message.id)
     if entry is not None and content_key(entry.message) == content_key(message):
         return
     raise MessageConflictError(
-        f"message id {message.id!r} is in session {open_session.key.session!r} with other content: "
+        f"message id {message.id!r} is in session {session.key.session!r} with other content: "
         "give the new message an id of its own, or change the old one with update()"
     )
 
@@ -92,18 +92,18 @@ def _without_malformed(message: Message) -> str:
 
 
 def open_turn_starts(
-    open_session: OpenSession, messages: Sequence[Message], new_ids: Collection[str]
+    session: Session, messages: Sequence[Message], new_ids: Collection[str]
 ) -> Flow[tuple[tuple[int, str], ...]]:
     """Returns the positions in the list at which messages of an open turn begin, each with that turn.
 
     An attempt that failed after it had stored a part of the list has left such a turn.
     """
-    turns = open_session.open_turns()
+    turns = session.open_turns()
     owners: dict[str, str | None] = {e.id: turn_id for turn_id, entries in turns.items() for e in entries}
     if any(e.message.kind == "summary" for entries in turns.values() for e in entries):
         # messages that a summary in their turn has taken the place of are found by their records
         hidden_ids = [m.id for m in messages if m.id not in new_ids and m.id not in owners]
-        chains = yield from record_chains(open_session, hidden_ids)
+        chains = yield from record_chains(session, hidden_ids)
         owners |= {i: chain[-1].turn_id for i, chain in chains.items() if chain and chain[-1].turn_id in turns}
     starts: list[tuple[int, str]] = []
     for index, message in enumerate(messages):
@@ -113,7 +113,7 @@ def open_turn_starts(
     return tuple(starts)
 
 
-def with_stored_results(open_session: OpenSession, messages: Sequence[Message]) -> Flow[Sequence[Message]]:
+def with_stored_results(session: Session, messages: Sequence[Message]) -> Flow[Sequence[Message]]:
     """Returns the messages, with leading tool results replaced by equal ones of the newest tool rounds, which keep their ids.
 
     So a caller may make results again, under other ids, when the attempt that sent them failed: in an open turn, or after the
@@ -123,29 +123,29 @@ def with_stored_results(open_session: OpenSession, messages: Sequence[Message]) 
     calls = {r.call_id for m in leading for r in m.tool_results}
     if not calls:
         return messages
-    open_turns = open_session.open_turns().values()
+    open_turns = session.open_turns().values()
     newest = [e for entries in open_turns for e in _results_before(entries, len(entries))]
     answers_open_call = any(calls & open_calls(entries).keys() for entries in open_turns)
     if not answers_open_call:  # otherwise a service uses a call's id twice
-        live = open_session.view().live
+        live = session.view().live
         newest += _results_before(live, len(live))
         newest += [e for entries in (*open_turns, live) for e in _results_before_reply(entries)]
     newest = [e for e in newest if any(r.call_id in calls for r in e.message.tool_results)]
-    whole = yield from originals(open_session, newest)
+    whole = yield from originals(session, newest)
     known = {content_key(m): m for e in newest for m in (whole.get(e.seq, e.message),)}
     return (*(known.get(content_key(m), m) for m in leading), *messages[len(leading) :])
 
 
-def dropped_calls(open_session: OpenSession, new_messages: Sequence[Message]) -> Flow[tuple[Message, ...]]:
+def dropped_calls(session: Session, new_messages: Sequence[Message]) -> Flow[tuple[Message, ...]]:
     """Returns the tool call that the first new messages answer, and its other results, when its turn was aborted meanwhile.
 
     A turn is closed after 15 minutes of silence, but a tool, or the person who has to allow it, may take longer.
     """
     calls = {r.call_id for m in takewhile(lambda m: m.role == "tool", new_messages) for r in m.tool_results}
-    dropped = list(open_session.state.dropped)[-DROPPED_LOOKED_AT:]
-    if not calls or not dropped or any(calls & open_calls(turn).keys() for turn in open_session.open_turns().values()):
+    dropped = list(session.state.dropped)[-DROPPED_LOOKED_AT:]
+    if not calls or not dropped or any(calls & open_calls(turn).keys() for turn in session.open_turns().values()):
         return ()
-    chains = yield from record_chains(open_session, dropped)
+    chains = yield from record_chains(session, dropped)
     stored = [m for i, chain in chains.items() if chain and (m := message_in(chain[-1], i)) is not None]
     calling = next((m for m in reversed(stored) if calls & {c.id for c in m.tool_calls}), None)
     if calling is None:

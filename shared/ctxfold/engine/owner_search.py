@@ -16,7 +16,7 @@ from ctxfold.history.terms import query_terms
 from ctxfold.messages import Message, Role, check_role
 from ctxfold.protocols import Document, OwnerIndex, Ports, Postings, Store, Uncounted
 from ctxfold.retrieval.bm25 import bm25, frequencies, idf
-from ctxfold.session_state import load
+from ctxfold.state import load
 from ctxfold.validation import all_of, moment, whole_number
 
 HITS, LEAST_HITS = 65_536, 64  # archived hits of a term that are read: in all sessions together, and at least in each

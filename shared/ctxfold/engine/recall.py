@@ -16,7 +16,7 @@ from ctxfold.protocols import Ports
 from ctxfold.retrieval.embeddings import near_chunks
 from ctxfold.retrieval.passages import Passage, chosen, render, tokens_of
 from ctxfold.retrieval.search import search
-from ctxfold.session_state import OpenSession, Stage
+from ctxfold.state import Session, Stage
 
 _log = logging.getLogger("ctxfold")
 
@@ -40,7 +40,7 @@ class PassageFitter:
 
     def fit(
         self,
-        open_session: OpenSession,
+        session: Session,
         stage: Stage,
         question: Message,
         room_tokens: int,
@@ -53,62 +53,62 @@ class PassageFitter:
         compacted. The newest of them that fit beside the passages stay; with `whole_tail` all of them do.
         """
         rules, view, count = stage.rules, stage.view, self.count_text
-        if not self._may_recall(open_session, stage, question):
+        if not self._may_recall(session, stage, question):
             return view, ""
-        known = open_session.request_text(question.id, question)
+        known = session.request_text(question.id, question)
         if whole_tail:
             keep = known is None or not known.hidden
-            return view, (yield from self.recall(open_session, stage, question, room_tokens, keep=keep))
+            return view, (yield from self.recall(session, stage, question, room_tokens, keep=keep))
         if known is not None and known.hidden:
             missing = [e for e in view.live if e.seq in known.hidden]
             fits = count(known.text) <= min(rules.recall_share_tokens, room_tokens + sum(e.tokens for e in missing))
             # a message may have been pinned within the turn
-            if fits and not any(e.id in open_session.pins for e in missing):
+            if fits and not any(e.id in session.pins for e in missing):
                 return view.with_live(e for e in view.live if e.seq not in known.hidden), known.text
-        turns = _older_tail(open_session, stage, room_tokens) if known is None or known.hidden else []
+        turns = _older_tail(session, stage, room_tokens) if known is None or known.hidden else []
         if older := [e for turn in turns for e in turn]:
-            room = room_tokens + sum(e.tokens for e in older) - _kept_free(open_session, stage)
+            room = room_tokens + sum(e.tokens for e in older) - _kept_free(session, stage)
             share = min(rules.recall_share_tokens, room)
-            if passages := (yield from self._found(open_session, stage, question, share, older)):
+            if passages := (yield from self._found(session, stage, question, share, older)):
                 staying = _fitting(turns, room - tokens_of(passages, self.ports.counter))
                 hidden = frozenset(e.seq for e in older) - {e.seq for e in staying}
                 numbers = {e.number for e in staying if not e.shown_seq}
                 shown = (p for p in passages if p.number not in numbers)
                 text = render(shown, references=rules.references)
-                open_session.keep_request_text(question.id, question, text, hidden)
+                session.keep_request_text(question.id, question, text, hidden)
                 return view.with_live(e for e in view.live if e.seq not in hidden), text
-        return view, (yield from self.recall(open_session, stage, question, room_tokens))
+        return view, (yield from self.recall(session, stage, question, room_tokens))
 
-    def _may_recall(self, open_session: OpenSession, stage: Stage, question: Message) -> bool:
+    def _may_recall(self, session: Session, stage: Stage, question: Message) -> bool:
         """Tells whether there is an archive to recall from, and fewer than eight tool rounds have followed the question.
 
         What a longer run still needs, it has said or can look up.
         """
-        state = open_session.state
+        state = session.state
         return bool(state.compactions or state.excerpts) and _rounds_after(question, stage.view) < RECALL_ROUNDS
 
     def recall(
-        self, open_session: OpenSession, stage: Stage, question: Message, room_tokens: int, *, keep: bool = True
+        self, session: Session, stage: Stage, question: Message, room_tokens: int, *, keep: bool = True
     ) -> Flow[str]:
         """Returns passages of compacted messages for the question, within the policy's share and the room left.
 
         They stay the same all turn long, unless less room is left for them. Without `keep`, the turn's requests keep theirs.
         """
         share = min(stage.rules.recall_share_tokens, room_tokens)
-        if share <= 0 or not self._may_recall(open_session, stage, question):
+        if share <= 0 or not self._may_recall(session, stage, question):
             return ""
-        known = open_session.request_text(question.id, question)
+        known = session.request_text(question.id, question)
         if known is not None and not known.hidden and self.count_text(known.text) <= share:
             return known.text
-        passages = yield from self._found(open_session, stage, question, share)
+        passages = yield from self._found(session, stage, question, share)
         text = render(passages, references=stage.rules.references)
         if keep:
-            open_session.keep_request_text(question.id, question, text)
+            session.keep_request_text(question.id, question, text)
         return text
 
     def _found(
         self,
-        open_session: OpenSession,
+        session: Session,
         stage: Stage,
         question: Message,
         share_tokens: int,
@@ -121,18 +121,18 @@ class PassageFitter:
         """
         view = stage.view
         tail = {e.seq for e in older}
-        visible = open_session.state.out_of_recall({e.seq for e in view if not e.shown_seq and e.seq not in tail})
-        likeness = yield from _near(open_session, question.text, self.ports, visible, older)
+        visible = session.state.out_of_recall({e.seq for e in view if not e.shown_seq and e.seq not in tail})
+        likeness = yield from _near(session, question.text, self.ports, visible, older)
         now_s, counter = self.ports.clock.now_s(), self.ports.counter
 
         def read() -> Flow[tuple[Passage, ...]]:
             matches = yield from search(
-                open_session.key,
+                session.key,
                 question.text,
                 budget_tokens=stage.rules.recall_share_tokens,
                 visible=visible,
                 likeness=likeness,
-                readings=open_session.passage_cache,
+                readings=session.passage_cache,
                 older=older,
                 context=_dialogue_with_excerpts(view, tail),
                 reaching=any(e.message.role == "tool" for e in islice(view.newest_first(), NEWEST)),
@@ -154,7 +154,7 @@ def _dialogue_with_excerpts(view: View, tail: Container[int]) -> list[Entry]:
     return [e for e in dialogue if not e.shown_seq and e.seq not in tail]
 
 
-def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> list[Sequence[Entry]]:
+def _older_tail(session: Session, stage: Stage, room_tokens: int) -> list[Sequence[Entry]]:
     """Returns the turns that may give way to recall: all but the newest ones, which fit in `_kept_tokens`.
 
     The newest turn stays too, unless it takes more than half of the budget, and so does a turn with a message that has to stay.
@@ -171,7 +171,7 @@ def _older_tail(open_session: OpenSession, stage: Stage, room_tokens: int) -> li
     end = next((at for at in starts if tokens[at] <= _kept_tokens(rules)), len(entries))
     if starts and tokens[starts[-1]] <= rules.budget_tokens // 2:
         end = min(end, starts[-1])
-    stay = kept(entries, pins=open_session.pins, question=False)
+    stay = kept(entries, pins=session.pins, question=False)
     turns = [entries[a:b] for a, b in pairwise([0, *(at for at in starts if 0 < at < end), end])]
     return [turn for turn in turns if turn and not any(e.id in stay for e in turn)]
 
@@ -184,12 +184,12 @@ def _kept_tokens(rules: Policy) -> float:
     return rules.tail_ratio * max(rules.budget_tokens / 2, 2 * (rules.budget_tokens - SMALL_TOKENS))
 
 
-def _kept_free(open_session: OpenSession, stage: Stage) -> int:
+def _kept_free(session: Session, stage: Stage) -> int:
     """Returns the tokens that passages and staying turns leave to the results of the turn's next tool rounds; 0 in a chat.
 
     A conversation counts as a chat when no tools are sent with it, and none of its messages is a tool's result.
     """
-    tools = open_session.overhead_tokens or any(e.message.role == "tool" for e in stage.view)
+    tools = session.overhead_tokens or any(e.message.role == "tool" for e in stage.view)
     return stage.rules.budget_tokens // FREE_PART if tools else 0
 
 
@@ -205,11 +205,11 @@ def _fitting(turns: Sequence[Sequence[Entry]], room_tokens: int) -> list[Entry]:
 
 
 def _near(
-    open_session: OpenSession, query: str, ports: Ports, visible: Container[int], older: Sequence[Entry]
+    session: Session, query: str, ports: Ports, visible: Container[int], older: Sequence[Entry]
 ) -> Flow[Mapping[Chunk, float]]:
     """Returns how near chunks of the archive are to the query in meaning; nothing where the embedder fails."""
     try:
-        return (yield from near_chunks(open_session, query, ports, visible=visible, older=older))
+        return (yield from near_chunks(session, query, ports, visible=visible, older=older))
     except Exception as error:  # noqa: BLE001 - somebody else's embedder: reported, and the turn goes on
         _log.warning("recall goes by words alone, the embedder failed: %r", error)
         return {}

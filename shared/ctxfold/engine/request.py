@@ -15,7 +15,7 @@ from ctxfold.history.view import Entry, roles_of
 from ctxfold.messages import Message, Role, TextPart, ToolSpec, says_something
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import ContextBackend, Request, TokenCounter, capabilities_of
-from ctxfold.session_state import OpenSession
+from ctxfold.state import Session
 from ctxfold.validation import is_a, kind_of, whole_number
 
 OnAbort: TypeAlias = Literal["discard", "keep_partial"]
@@ -190,7 +190,7 @@ def place_scratch(messages: list[Message], scratch: Scratch, passages: str = "")
 
 
 def build_request(
-    open_session: OpenSession, window: Window, options: Options, *, model: str, rules: Policy, scratch_role: Role
+    session: Session, window: Window, options: Options, *, model: str, rules: Policy, scratch_role: Role
 ) -> Request:
     """Returns the request that shows `model` this window, with the marks by which a backend sets its cache points."""
     view = list(window.view)
@@ -198,8 +198,8 @@ def build_request(
         view = [entry for entry in view if says_something(entry.message) or entry is view[-1]]
     stored = [entry.message for entry in view]
     messages = place_scratch(stored, Scratch(options.scratch or "", scratch_role), window.recalled)
-    refused_seq = open_session.refused_seqs.get(model, 0)
-    unbound_before = _up_to(view, max(open_session.unbound_seq, refused_seq))
+    refused_seq = session.refused_seqs.get(model, 0)
+    unbound_before = _up_to(view, max(session.unbound_seq, refused_seq))
     refused_before = _up_to(view, refused_seq)
     # passages and scratch are among the last three: passages, question, scratch
     last = range(max(0, len(messages) - 3), len(messages))
@@ -215,7 +215,7 @@ def build_request(
         unbound_before=unbound_before,
         refused_before=refused_before,
         stable_messages=stable,
-        cache_key=hashlib.sha256(repr(open_session.key).encode()).hexdigest()[:32],
+        cache_key=hashlib.sha256(repr(session.key).encode()).hexdigest()[:32],
         tools=options.tools,
         tool_choice=options.tool_choice,
         max_tokens=options.max_tokens,
@@ -233,7 +233,7 @@ def _up_to(view: Sequence[Entry], seq: int) -> int:
 
 
 def note_prefix(
-    open_session: OpenSession,
+    session: Session,
     window: Window,
     options: Options,
     *,
@@ -243,19 +243,19 @@ def note_prefix(
 ) -> None:
     """Counts the request in the prefix statistics. Reasoning before a break of the prefix is no longer bound to it."""
     tools = json.dumps([(t.name, t.description, dict(t.parameters)) for t in options.tools], sort_keys=True)
-    with open_session.lock:
-        cause = open_session.tracker.sent(
+    with session.lock:
+        cause = session.tracker.sent(
             window.view,
             turn_id=turn_id,
             tools_tokens=tools_tokens,
-            compactions=open_session.state.compactions,
-            edits=open_session.state.edits,
+            compactions=session.state.compactions,
+            edits=session.state.edits,
             surroundings=(
-                ("model", open_session.model),
+                ("model", session.model),
                 ("tools", hashlib.sha256(tools.encode()).hexdigest() if options.tools else ""),
                 ("thinking", str(options.thinking)),
             ),
-            reasoning_expires=capabilities_of(backend, open_session.model).reasoning_expires,
+            reasoning_expires=capabilities_of(backend, session.model).reasoning_expires,
         )
     if cause is not None:
-        open_session.unbound_seq = open_session.state.head
+        session.unbound_seq = session.state.head

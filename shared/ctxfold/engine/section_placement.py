@@ -21,7 +21,7 @@ from ctxfold.policy.settings import Policy
 from ctxfold.protocols import capabilities_of
 from ctxfold.sections.fill import Filled
 from ctxfold.sections.section import KINDS, Item, Section
-from ctxfold.session_state import OpenSession, Stage, append, draft
+from ctxfold.state import Session, Stage, append, draft
 from ctxfold.validation import kind_of
 
 STORED_RECALL_RATIO = 0.1  # of the budget, for recalled passages that stay in the conversation
@@ -38,7 +38,7 @@ class PlacedSections:
 
 def place_sections(
     engine: Engine,
-    open_session: OpenSession,
+    session: Session,
     stage: Stage,
     messages: tuple[Message, ...],
     *,
@@ -51,7 +51,7 @@ def place_sections(
     too: recalled passages, the scratch message and the sections of one request.
     """
     question = messages[-1]
-    bound = capabilities_of(engine.ports.backend, open_session.model).binds_reasoning
+    bound = capabilities_of(engine.ports.backend, session.model).binds_reasoning
     if question.role != "user" or question.kind != "message":
         return PlacedSections(messages)
     counter, new_id, view = engine.ports.counter, engine.ports.ids.new, stage.view
@@ -61,61 +61,59 @@ def place_sections(
     required_tokens = room_tokens - sum(e.tokens for e in view.system)
     room_tokens -= view.tokens
     if bound:
-        passages = (yield from _stored_passages(engine, open_session, stage.rules, question)) if options.recall else ""
+        passages = (yield from _stored_passages(engine, session, stage.rules, question)) if options.recall else ""
         if text := "\n\n".join(t for t in (passages, options.scratch) if t):
             before.append(section(new_id(), text, SectionNote("request")))
             room_tokens -= counter.count(before[0])
     filled: Sequence[Filled] = ()
     if sections:
         filled = yield from engine.fitter.fill(
-            open_session, stage, sections, question.text, room_tokens=room_tokens, required_tokens=required_tokens
+            session, stage, sections, question.text, room_tokens=room_tokens, required_tokens=required_tokens
         )
-    heads, tails = _placed(open_session, view, filled)
-    events = tuple(f.event(open_session.key.session) for f in (*heads, *tails))
+    heads, tails = _placed(session, view, filled)
+    events = tuple(f.event(session.key.session) for f in (*heads, *tails))
     front, before = [f.message(new_id()) for f in heads], [*(f.message(new_id()) for f in tails), *before]
     if not view.live and not view.turn:
         return PlacedSections((*front, *messages[:-1], *before, question), events=events)
     return PlacedSections((*messages[:-1], *before, question), tuple(front), events)
 
 
-def _stored_passages(engine: Engine, open_session: OpenSession, rules: Policy, question: Message) -> Flow[str]:
+def _stored_passages(engine: Engine, session: Session, rules: Policy, question: Message) -> Flow[str]:
     """Returns passages for the question that are to stay in the conversation: at most a tenth of the budget."""
-    view = open_session.view()
-    free_tokens = rules.budget_tokens - view.tokens - open_session.overhead_tokens - FRAME_TOKENS
+    view = session.view()
+    free_tokens = rules.budget_tokens - view.tokens - session.overhead_tokens - FRAME_TOKENS
     free_tokens -= engine.ports.counter.count(question)
     most_tokens = min(free_tokens, int(STORED_RECALL_RATIO * rules.budget_tokens))
-    return (yield from engine.fitter.passages.recall(open_session, Stage(rules, view), question, most_tokens))
+    return (yield from engine.fitter.passages.recall(session, Stage(rules, view), question, most_tokens))
 
 
-def put_at_head(engine: Engine, open_session: OpenSession, messages: Sequence[Message]) -> Flow[None]:
+def put_at_head(engine: Engine, session: Session, messages: Sequence[Message]) -> Flow[None]:
     """Stores sections in front of the conversation."""
-    live = open_session.view().live
+    live = session.view().live
     before = live[0].id if len(live) else None
     drafts = [draft(engine.ports, MessageInserted(m, before), record_id=f"m:{m.id}") for m in messages]
     if drafts:
-        yield from append(open_session, drafts, engine.ports)
+        yield from append(session, drafts, engine.ports)
 
 
-def take_from_head(engine: Engine, open_session: OpenSession, messages: Sequence[Message]) -> Flow[None]:
+def take_from_head(engine: Engine, session: Session, messages: Sequence[Message]) -> Flow[None]:
     """Undoes `put_at_head`; messages that were not put there are ignored."""
-    live = {e.id for e in open_session.view().live}
+    live = {e.id for e in session.view().live}
     drafts = [draft(engine.ports, Undone(f"m:{m.id}")) for m in messages if m.id in live]
     if drafts:
-        yield from append(open_session, drafts, engine.ports)
+        yield from append(session, drafts, engine.ports)
 
 
-def _placed(
-    open_session: OpenSession, view: View, filled: Sequence[Filled]
-) -> tuple[tuple[Filled, ...], tuple[Filled, ...]]:
+def _placed(session: Session, view: View, filled: Sequence[Filled]) -> tuple[tuple[Filled, ...], tuple[Filled, ...]]:
     """Returns the sections for the front and those for the tail; where a head would break a prefix, it goes to the tail."""
     # none was sent yet, or an epoch has just begun
-    at_head = not view.live or open_session.tracker.epoch not in (None, view.epoch)
+    at_head = not view.live or session.tracker.epoch not in (None, view.epoch)
     heads = tuple(f for f in filled if f.note.place == "head" and at_head)
     return heads, tuple(replace(f, note=replace(f.note, place="tail")) for f in filled if f not in heads)
 
 
 def inject(
-    engine: Engine, open_session: OpenSession, kind: str, items: Sequence[Item | str], *, place: Place = "tail"
+    engine: Engine, session: Session, kind: str, items: Sequence[Item | str], *, place: Place = "tail"
 ) -> Flow[SectionInjected | None]:
     """Adds a section by hand, cut to its share, in place of the one before; returns None when it is not new.
 
@@ -123,34 +121,34 @@ def inject(
     """
     if isinstance(items, str | Item):
         raise ConfigError(f"the items of section {kind!r} are {kind_of(items)}: give a list of texts or Items")
-    stage = open_session.stage()
+    stage = session.stage()
     by_hand = Section(kind, lambda _: tuple(items), place=place, timeout_s=None, min_free_ratio=0.0)
-    room = stage.rules.budget_tokens - stage.view.tokens - open_session.overhead_tokens
-    filled = yield from engine.fitter.fill(open_session, stage, [by_hand], "", room_tokens=room, by_hand=True)
-    return next(iter((yield from store(engine, open_session, filled))), None)
+    room = stage.rules.budget_tokens - stage.view.tokens - session.overhead_tokens
+    filled = yield from engine.fitter.fill(session, stage, [by_hand], "", room_tokens=room, by_hand=True)
+    return next(iter((yield from store(engine, session, filled))), None)
 
 
-def store(engine: Engine, open_session: OpenSession, filled: Sequence[Filled]) -> Flow[tuple[SectionInjected, ...]]:
+def store(engine: Engine, session: Session, filled: Sequence[Filled]) -> Flow[tuple[SectionInjected, ...]]:
     """Stores sections outside of any turn: at the tail, or in front where that breaks no prefix."""
-    view, new_id = open_session.view(), engine.ports.ids.new
-    heads, tails = _placed(open_session, view, filled)
+    view, new_id = session.view(), engine.ports.ids.new
+    heads, tails = _placed(session, view, filled)
     if len(view.live):
-        yield from put_at_head(engine, open_session, [f.message(new_id()) for f in heads])
+        yield from put_at_head(engine, session, [f.message(new_id()) for f in heads])
     else:
         tails = (*heads, *tails)
     if tails:
-        yield from engine.add(open_session, [f.message(new_id()) for f in tails], known_ids=False)
-    injected = tuple(f.event(open_session.key.session) for f in (*(heads if len(view.live) else ()), *tails))
+        yield from engine.add(session, [f.message(new_id()) for f in tails], known_ids=False)
+    injected = tuple(f.event(session.key.session) for f in (*(heads if len(view.live) else ()), *tails))
     engine.events.emit(*injected)
     return injected
 
 
-def remove(engine: Engine, open_session: OpenSession, kind: str | None = None) -> Flow[int]:
+def remove(engine: Engine, session: Session, kind: str | None = None) -> Flow[int]:
     """Removes the sections of a kind from the view, or all of them, and returns how many there were.
 
     It is an edit: the prefix breaks where they stood. ConfigError for a kind that nothing knows.
     """
-    notes = [(e.id, note) for e in open_session.view().live if (note := section_note(e.message)) is not None]
+    notes = [(e.id, note) for e in session.view().live if (note := section_note(e.message)) is not None]
     known = {*KINDS, *(s.kind for s in engine.fitter.sections), *(note.kind for _, note in notes)}
     if kind is not None and kind not in known:
         near = get_close_matches(str(kind), known)
@@ -158,5 +156,5 @@ def remove(engine: Engine, open_session: OpenSession, kind: str | None = None) -
         raise ConfigError(f"no section of the kind {kind!r} is in the session, and none is known: {advice}")
     ids = [i for i, note in notes if kind in (None, note.kind)]
     if ids:
-        yield from remove_ids(engine, open_session, ids)
+        yield from remove_ids(engine, session, ids)
     return len(ids)

@@ -44,9 +44,9 @@ from ctxfold.history.records import Compacted, Draft, MessageAdded, OutputsSumma
 from ctxfold.messages import Message, Role, Usage, is_final, is_question, validated
 from ctxfold.policy.settings import check_least, resized
 from ctxfold.protocols import AsyncChunkStream, ChunkStream, Reply, Request, Store, capabilities_of
-from ctxfold.session_state import (
-    OpenSession,
+from ctxfold.state import (
     SentRequest,
+    Session,
     Stage,
     append,
     append_decided,
@@ -128,7 +128,7 @@ def ask(engine: Engine, turn_input: TurnInput) -> Flow[tuple[Reply, str | None]]
             reply = yield from _commit(engine, attempt, options, answer)
         else:
             reply = yield from _repeat_reply(engine, attempt, options, stored)
-        return reply, attempt.open_session.turn_ending_with(reply.message.id)
+        return reply, attempt.session.turn_ending_with(reply.message.id)
 
     return (yield from _attempted(engine, turn_input, asked))
 
@@ -200,33 +200,33 @@ def abandon(engine: Engine, reply: OpenReply) -> Flow[None]:
 
 def _open(engine: Engine, turn_input: TurnInput) -> Flow[TurnAttempt]:
     options, backend = turn_input.options, engine.ports.backend
-    open_session = yield from engine.open(turn_input.key, prompts=turn_input.prompts, reread=not turn_input.attached)
+    session = yield from engine.open(turn_input.key, prompts=turn_input.prompts, reread=not turn_input.attached)
     if options.context_window is not None:
-        check_least(resized(open_session.own_rules(), options.context_window))
+        check_least(resized(session.own_rules(), options.context_window))
     new_turn = engine.ports.ids.new()
-    open_session.asked_ids = turn_input.asked_ids
-    open_session.model = options.model or open_session.model  # without one, the backend's
+    session.asked_ids = turn_input.asked_ids
+    session.model = options.model or session.model  # without one, the backend's
     by_request = bool(options.extra.get("context_management"))
-    open_session.provider_compacts = by_request or capabilities_of(backend, open_session.model).compacts_itself
+    session.provider_compacts = by_request or capabilities_of(backend, session.model).compacts_itself
     listed = turn_input.given_ids is not None
-    attempt = TurnAttempt(open_session, new_turn, new_turn, open_session.model, listed, prompts=turn_input.prompts)
+    attempt = TurnAttempt(session, new_turn, new_turn, session.model, listed, prompts=turn_input.prompts)
     attempt.enter(new_turn)
     return attempt
 
 
 def _ingest_finished_turns(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow[None]:
     """Stores the new messages up to the newest final answer, in the turn that it answers."""
-    open_session = attempt.open_session
+    session = attempt.session
     if turn_input.whole:
-        with open_session.lock:
-            last_ids = {t: turn.entries[-1].id for t, turn in open_session.state.open.items() if turn.entries}
+        with session.lock:
+            last_ids = {t: turn.entries[-1].id for t, turn in session.state.open.items() if turn.entries}
         for turn_id, last_id in last_ids.items():
             if last_id not in (turn_input.given_ids or ()):  # the list went back behind this turn
-                yield from engine.close(open_session, turn_id, "discarded")
+                yield from engine.close(session, turn_id, "discarded")
     new = yield from _new_messages(engine, attempt, turn_input)
     if finished := finished_count(new.messages):
         yield from engine.add(
-            open_session,
+            session,
             new.messages[:finished],
             turn_id=new.turn_id,
             skip_orphans=True,
@@ -246,52 +246,50 @@ def _ingest(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow
         if turn_input.given_ids is None or turn_input.attached:
             raise
         if isinstance(error, MessageConflictError):  # its ids say nothing: it is compared by what its messages say
-            engine.events.emit(IdsRepeated(attempt.open_session.key.session, tuple(sorted(turn_input.given_ids))))
+            engine.events.emit(IdsRepeated(attempt.session.key.session, tuple(sorted(turn_input.given_ids))))
             anew = tuple(replace(m, id=engine.ports.ids.new()) for m in turn_input.messages)
             turn_input = replace(turn_input, messages=anew, given_ids=frozenset())
         return (yield from _ingest_new(engine, attempt, turn_input))
 
 
 def _ingest_new(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -> Flow[Message | None]:
-    open_session = attempt.open_session
+    session = attempt.session
     new = yield from _new_messages(engine, attempt, turn_input)
-    new = yield from _end_answered_turn(engine, open_session, new, turn_input.options)
+    new = yield from _end_answered_turn(engine, session, new, turn_input.options)
     turn_id = new.turn_id
     if new.messages:
         turn_id = yield from _store_input(engine, attempt, turn_input, new)
     attempt.enter(turn_id or attempt.new_turn)
-    reply = yield from stored_reply(open_session, attempt.turn_id, turn_input.messages[-1].id)
+    reply = yield from stored_reply(session, attempt.turn_id, turn_input.messages[-1].id)
     if reply is not None and turn_input.given_ids is None:
         return reply  # its caller never heard of it
-    newest = open_session.view().last()
-    if reply is not None and open_session.turn_ending_with(reply.id) == attempt.turn_id:
+    newest = session.view().last()
+    if reply is not None and session.turn_ending_with(reply.id) == attempt.turn_id:
         # the list asks for its reply anew: nobody will answer the calls of the one before
-        yield from engine.close(open_session, attempt.turn_id, "aborted")
+        yield from engine.close(session, attempt.turn_id, "aborted")
         attempt.enter(attempt.new_turn)
     elif reply is not None and attempt.ends_with is None and newest is not None and newest.id == reply.id:
         # the message that is asked again was compacted, so the comparison of the lists did not see this reply: it gives way
-        attempt.removal = ((yield from remove_ids(engine, open_session, (reply.id,))),)
-    check_answered(open_session, attempt.turn_id)
+        attempt.removal = ((yield from remove_ids(engine, session, (reply.id,))),)
+    check_answered(session, attempt.turn_id)
     return None
 
 
-def _end_answered_turn(
-    engine: Engine, open_session: OpenSession, new: Reconciled, options: Options
-) -> Flow[Reconciled]:
+def _end_answered_turn(engine: Engine, session: Session, new: Reconciled, options: Options) -> Flow[Reconciled]:
     """Ends the open turn where a question follows its results, and returns what is left for the turn of that question.
 
     A tool gave the answer itself, or the run ended with an error. Nobody answers that turn any more, and what is in an open turn
     is hidden from others and gives way last.
     """
-    with open_session.lock:
-        turn = open_session.state.open.get(new.turn_id or "")
-        entries = [] if turn is None or new.turn_id in open_session.in_flight else [*turn.entries]
+    with session.lock:
+        turn = session.state.open.get(new.turn_id or "")
+        entries = [] if turn is None or new.turn_id in session.in_flight else [*turn.entries]
     ended = asked_after_results([*(e.message for e in entries[-1:]), *new.messages]) if entries else 0
     if not ended or (ended == 1 and open_calls(entries)):
         return new
     if ended > 1:
-        yield from engine.add(open_session, new.messages[: ended - 1], turn_id=new.turn_id, options=options)
-    yield from engine.close(open_session, new.turn_id or "", "completed")
+        yield from engine.add(session, new.messages[: ended - 1], turn_id=new.turn_id, options=options)
+    yield from engine.close(session, new.turn_id or "", "completed")
     return replace(new, messages=new.messages[ended - 1 :], turn_id=None)
 
 
@@ -299,30 +297,30 @@ def _new_messages(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput) -
     """Returns the messages that the session does not have; removes those that the caller's list has gone back behind."""
     if turn_input.given_ids is None:
         return Reconciled(tuple(turn_input.messages))
-    open_session = attempt.open_session
+    session = attempt.session
     compare = partial(
         reconcile, given_ids=turn_input.given_ids, whole=turn_input.whole, from_window=turn_input.from_window
     )
     if not turn_input.messages:
         raise EmptyMessagesError("no message to send: give at least one")
-    new = compare(open_session, turn_input.messages)
+    new = compare(session, turn_input.messages)
     attempt.shown = new.shown
     asked = turn_input.messages[-1]
     if (turn_input.keeps_answers and new.superseded) or (new == Reconciled(()) and asked.role == "tool"):
         attempt.ends_with = asked.id  # also of results that others have asked a question after
         return Reconciled(())
     if new.overtaken is not None:
-        attempt.removal = yield from move_to_end(engine, open_session, (new.overtaken,), new.superseded)
+        attempt.removal = yield from move_to_end(engine, session, (new.overtaken,), new.superseded)
         return Reconciled(())
-    if new.turn_id and (from_start := rewound(open_session, turn_input.messages, new)) is not None:
-        take_over(open_session, (new.turn_id,), attempt.new_turn)
-        yield from engine.close(open_session, new.turn_id, "discarded")
+    if new.turn_id and (from_start := rewound(session, turn_input.messages, new)) is not None:
+        take_over(session, (new.turn_id,), attempt.new_turn)
+        yield from engine.close(session, new.turn_id, "discarded")
         new = Reconciled(from_start)
     if removed_ids := new.superseded or new.left_behind:
         may_return = bool(new.left_behind)
-        attempt.removal = ((yield from remove_ids(engine, open_session, removed_ids, may_return=may_return)),)
-        new = compare(open_session, turn_input.messages)  # again: a tool round is removed as a whole
-    legal = engine.without_orphans(open_session, new.messages, new.turn_id, before_request=True)
+        attempt.removal = ((yield from remove_ids(engine, session, removed_ids, may_return=may_return)),)
+        new = compare(session, turn_input.messages)  # again: a tool round is removed as a whole
+    legal = engine.without_orphans(session, new.messages, new.turn_id, before_request=True)
     return replace(new, messages=tuple(legal))
 
 
@@ -332,29 +330,29 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
     It is `attempt.new_turn`, unless the messages go on with another one. Raises MessageTooLargeError when the newest user
     message can never fit; nothing is stored then.
     """
-    open_session, options = attempt.open_session, turn_input.options
+    session, options = attempt.session, turn_input.options
     placed = PlacedSections(new.messages)
     if engine.fitter.sections or capabilities_of(engine.ports.backend, attempt.model).binds_reasoning:
-        stage = open_session.stage(new.turn_id, options.context_window)
+        stage = session.stage(new.turn_id, options.context_window)
         options = _with_room_for_passages(engine, stage, options, new.messages)
         placed = yield from place_sections(
             engine,
-            open_session,
+            session,
             stage,
             new.messages,
             overhead_tokens=_overhead_tokens(engine, stage, options),
             options=options,
         )
     attempt.stored_ids = frozenset(m.id for m in placed.messages)
-    stage = open_session.stage(None, options.context_window)
+    stage = session.stage(None, options.context_window)
     if new.turn_id is None and stage.rules.trigger is not None:
-        if idle_s := (yield from idle_time(open_session, stage, engine.ports)):
-            yield from engine.fitter.maintain(open_session, stage, idle_s=idle_s, auto_compact=options.auto_compact)
-        stage = open_session.stage(None, options.context_window)
+        if idle_s := (yield from idle_time(session, stage, engine.ports)):
+            yield from engine.fitter.maintain(session, stage, idle_s=idle_s, auto_compact=options.auto_compact)
+        stage = session.stage(None, options.context_window)
     yield from engine.count_long(placed.messages)
-    _check_size(engine, open_session, stage, placed.messages)
+    _check_size(engine, session, stage, placed.messages)
     added = yield from engine.add(
-        open_session,
+        session,
         placed.messages,
         turn_id=new.turn_id,
         hold_in=attempt.new_turn,
@@ -365,12 +363,12 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
     attempt.stored_ids |= {m.id for m in added.messages}  # with calls that had to be stored again before their results
     attempt.head_sections = placed.head
     if placed.head:
-        yield from put_at_head(engine, open_session, placed.head)
+        yield from put_at_head(engine, session, placed.head)
     engine.events.emit(*placed.events)
     return added.turn_id or new.turn_id or attempt.new_turn
 
 
-def _check_size(engine: Engine, open_session: OpenSession, stage: Stage, messages: Sequence[Message]) -> None:
+def _check_size(engine: Engine, session: Session, stage: Stage, messages: Sequence[Message]) -> None:
     """Raises MessageTooLargeError when the newest user message does not fit beside the system prompt.
 
     Only the newest question has to stay whole: an older one that does not fit gives way like any other message.
@@ -379,7 +377,7 @@ def _check_size(engine: Engine, open_session: OpenSession, stage: Stage, message
     question = next((m for m in reversed(messages) if is_question(m)), None)
     tokens = engine.ports.counter.count(question) if question is not None else 0
     if tokens + system_tokens > rules.budget_tokens:
-        window = open_session.described_window(stage.context_window)
+        window = session.described_window(stage.context_window)
         raise MessageTooLargeError(
             f"the message has {tokens} tokens and the system prompt {system_tokens}, but only {rules.budget_tokens} of the "
             f"window of {window} are free for the prompt: shorten it or raise context_window"
@@ -419,10 +417,10 @@ def _with_room_for_passages(engine: Engine, stage: Stage, options: Options, new:
 
 def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flow[Request]:
     """Makes the turn's view fit the window, by compaction where it is needed, and returns the request that shows it."""
-    open_session, turn_id, counter = attempt.open_session, attempt.turn_id, engine.ports.counter
+    session, turn_id, counter = attempt.session, attempt.turn_id, engine.ports.counter
     backend = engine.ports.backend
-    open_session.model = attempt.model
-    stage = open_session.stage(turn_id, options.context_window)
+    session.model = attempt.model
+    stage = session.stage(turn_id, options.context_window)
     options = _with_room_for_passages(engine, stage, options)
     scratch_role: Role = "system" if backend is not None and backend.scratch_role == "system" else "user"
     if capabilities_of(backend, attempt.model).binds_reasoning:
@@ -431,7 +429,7 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     overhead_tokens = tools_tokens + scratch_tokens(options.scratch, scratch_role, counter)
     reworded_view = reworded(stage.view, attempt.shown, counter.count)
     window = yield from engine.fitter.window(
-        open_session,
+        session,
         stage,
         overhead_tokens=overhead_tokens + max(0, reworded_view.tokens - stage.view.tokens),
         max_tokens=options.max_tokens,
@@ -441,16 +439,14 @@ def _next_request(engine: Engine, attempt: TurnAttempt, options: Options) -> Flo
     view = prompted(window.view, attempt.prompts, counter.count)
     view = reworded(ended_with(view, attempt.ends_with), attempt.shown, counter.count)
     window = replace(window, view=view)
-    note_prefix(open_session, window, options, turn_id=turn_id, tools_tokens=tools_tokens, backend=backend)
-    size = engine.fitter.note_window(open_session, window, overhead_tokens, turn_id)
+    note_prefix(session, window, options, turn_id=turn_id, tools_tokens=tools_tokens, backend=backend)
+    size = engine.fitter.note_window(session, window, overhead_tokens, turn_id)
     record_window(size.own_count, stage.rules.budget_tokens)
     if engine.events:
-        now = open_session.with_new_view(stage)
-        engine.events.emit(gauge(open_session, now, counter, size=size, auto_compact=options.auto_compact))
-    request = build_request(
-        open_session, window, options, model=attempt.model, rules=stage.rules, scratch_role=scratch_role
-    )
-    attempt.sent = SentRequest(request, window.view, open_session.tracker.repeated_tokens, 0.0)
+        now = session.with_new_view(stage)
+        engine.events.emit(gauge(session, now, counter, size=size, auto_compact=options.auto_compact))
+    request = build_request(session, window, options, model=attempt.model, rules=stage.rules, scratch_role=scratch_role)
+    attempt.sent = SentRequest(request, window.view, session.tracker.repeated_tokens, 0.0)
     return request
 
 
@@ -464,7 +460,7 @@ def _send_with_recovery(
 
     After a second refusal what was compacted for it comes back; what was learnt about the model stays.
     """
-    open_session, turn_id = attempt.open_session, attempt.turn_id
+    session, turn_id = attempt.session, attempt.turn_id
     request = yield from _next_request(engine, attempt, options)
     try:
         return (yield from _asking(engine, attempt, options, send, request))
@@ -472,32 +468,32 @@ def _send_with_recovery(
         abilities = capabilities_of(engine.ports.backend, attempt.model)
         if error.kind == "reasoning_replay" and (abilities.binds_reasoning or abilities.reasoning_optional):
             # reasoning that the provider can do without: sent without, once; other rows would send the same again
-            open_session.refused_seqs[attempt.model] = open_session.state.head
+            session.refused_seqs[attempt.model] = session.state.head
             request = yield from _next_request(engine, attempt, options)
             return (yield from _asking(engine, attempt, options, send, request))
         if error.kind != "context_overflow":
             raise
         first = error
-    if not options.may_compact(open_session.rules(options.context_window)):
+    if not options.may_compact(session.rules(options.context_window)):
         raise ContextOverflowError(
             f"{first}; automatic compaction is off: call compact(force=True) or raise context_window"
         ) from first
-    learnt = yield from calibrate_from_refusal(engine.ports, open_session, first, turn_id, attempt.model, options)
-    before = frozenset(open_session.state.revertible)
-    outcome = yield from engine.fitter.compact(open_session, open_session.stage(turn_id, options.context_window))
+    learnt = yield from calibrate_from_refusal(engine.ports, session, first, turn_id, attempt.model, options)
+    before = frozenset(session.state.revertible)
+    outcome = yield from engine.fitter.compact(session, session.stage(turn_id, options.context_window))
     if not outcome.compacted and not learnt:
         raise ContextOverflowError(f"{first}; nothing could be compacted ({outcome.reason})") from first
     try:
         request = yield from _next_request(engine, attempt, options)
         return (yield from _asking(engine, attempt, options, send, request))
     except BudgetError:
-        attempt.compactions = yield from _compactions_since(open_session, before)
+        attempt.compactions = yield from _compactions_since(session, before)
         raise
     except BackendError as error:
         if error.kind != "context_overflow":
             raise
-        attempt.compactions = yield from _compactions_since(open_session, before)
-        yield from calibrate_from_refusal(engine.ports, open_session, error, turn_id, attempt.model, options)
+        attempt.compactions = yield from _compactions_since(session, before)
+        yield from calibrate_from_refusal(engine.ports, session, error, turn_id, attempt.model, options)
         raise ContextOverflowError(f"{error}; after compaction ({outcome.reason}) it still does not fit") from error
 
 
@@ -511,17 +507,17 @@ def _asking(
         backend = engine.ports.backend
         asked = options.model or (backend.model if backend is not None else "")
         if asked and asked != attempt.model:
-            sent = attempt.open_session.sent_windows
+            sent = attempt.session.sent_windows
             if attempt.turn_id in sent:
                 sent[attempt.turn_id] = (asked, sent[attempt.turn_id][1])
             attempt.model = asked
 
 
-def _compactions_since(open_session: OpenSession, before: Collection[str]) -> Flow[tuple[str, ...]]:
+def _compactions_since(session: Session, before: Collection[str]) -> Flow[tuple[str, ...]]:
     """Returns the ids of the compactions that are not among `before`, newest first."""
-    with open_session.lock:
-        new = [record_id for record_id in open_session.state.revertible if record_id not in before]
-    records = yield from StoreCall(Store.find, open_session.key, new)
+    with session.lock:
+        new = [record_id for record_id in session.state.revertible if record_id not in before]
+    records = yield from StoreCall(Store.find, session.key, new)
     return tuple(r.id for r in reversed(records) if isinstance(r.body, Compacted))
 
 
@@ -534,12 +530,12 @@ def _commit(engine: Engine, attempt: TurnAttempt, options: Options, reply: Reply
     A reply whose id the session has gets a new one. Raises TurnClosedError when another writer has closed the turn and its
     question is not in the conversation any more: the reply is not stored then.
     """
-    open_session, ports = attempt.open_session, engine.ports
-    if (yield from StoreCall(Store.find, open_session.key, (f"m:{reply.message.id}",))):
+    session, ports = attempt.session, engine.ports
+    if (yield from StoreCall(Store.find, session.key, (f"m:{reply.message.id}",))):
         reply = replace(reply, message=replace(reply.message, id=ports.ids.new()))
     message = validated(reply.message)
     attempt.reply_id = message.id
-    size, learnt = calibration_drafts(ports, open_session, attempt.turn_id, message)
+    size, learnt = calibration_drafts(ports, session, attempt.turn_id, message)
     if reply.billed is not None:  # with a summary on the service's own side
         learnt.append(draft(ports, OutputsSummarised((), usage=reply.billed - (message.usage or Usage()))))
     place = ReplyPlace(attempt.turn_id)
@@ -547,48 +543,48 @@ def _commit(engine: Engine, attempt: TurnAttempt, options: Options, reply: Reply
     def drafts(_: SessionState) -> Sequence[Draft]:
         nonlocal place
         place = place_of(attempt, ports)
-        check_open(open_session, place.turn_id)
+        check_open(session, place.turn_id)
         added = draft(ports, MessageAdded(message, request=size), turn_id=place.turn_id, record_id=f"m:{message.id}")
         closing = [closing_draft(ports, place.turn_id, "completed")] if is_final(message) else []
         return [*(closing_draft(ports, *ended) for ended in place.ended), added, *closing, *learnt]
 
     if attempt.listed:
-        yield from append_decided(open_session, drafts, ports)
+        yield from append_decided(session, drafts, ports)
     else:
         try:
-            yield from append(open_session, drafts(open_session.state), ports)
+            yield from append(session, drafts(session.state), ports)
         except MessageConflictError:  # the turn has been closed elsewhere
-            yield from refresh(open_session, ports)
-            yield from append_decided(open_session, drafts, ports)
+            yield from refresh(session, ports)
+            yield from append_decided(session, drafts, ports)
     if attempt.sent is not None:
-        open_session.sent_request = replace(attempt.sent, at_s=ports.clock.now_s(), usage=message.usage)
-    take_over(open_session, place.replaced, place.turn_id)
+        session.sent_request = replace(attempt.sent, at_s=ports.clock.now_s(), usage=message.usage)
+    take_over(session, place.replaced, place.turn_id)
     for turn_id, status in place.ended:
-        engine.turn_ended(open_session, turn_id, status)
-    engine.events.emit(Appended(open_session.key.session, (message,)))
+        engine.turn_ended(session, turn_id, status)
+    engine.events.emit(Appended(session.key.session, (message,)))
     if is_final(message):
-        engine.turn_ended(open_session, place.turn_id, "completed")
+        engine.turn_ended(session, place.turn_id, "completed")
         if questions := place.questions or questions_between(attempt, message):
-            yield from move_to_end(engine, open_session, questions, behind=message.id)
-        yield from _make_room(engine, open_session, options, message)
+            yield from move_to_end(engine, session, questions, behind=message.id)
+        yield from _make_room(engine, session, options, message)
     return reply
 
 
 def _repeat_reply(engine: Engine, attempt: TurnAttempt, options: Options, stored: Message) -> Flow[Reply]:
     """Returns a reply that an earlier attempt stored, whose process may have ended while it made room."""
     if is_final(stored):
-        yield from _make_room(engine, attempt.open_session, options, stored)
+        yield from _make_room(engine, attempt.session, options, stored)
     return Reply(stored, stored.usage, stored.finish_reason)
 
 
-def _make_room(engine: Engine, open_session: OpenSession, options: Options, reply: Message) -> Flow[None]:
+def _make_room(engine: Engine, session: Session, options: Options, reply: Message) -> Flow[None]:
     """Asks the triggers after a reply that ends its turn."""
     full = reply.finish_reason == "context_window"
     # a narrower window of the request does not count for the triggers at the end of its turn
     window = options.context_window
-    wider = window if window is not None and window > open_session.own_rules().context_window else None
-    stage = open_session.stage(None, wider)
-    yield from engine.fitter.maintain(open_session, stage, full=full, auto_compact=options.auto_compact)
+    wider = window if window is not None and window > session.own_rules().context_window else None
+    stage = session.stage(None, wider)
+    yield from engine.fitter.maintain(session, stage, full=full, auto_compact=options.auto_compact)
 
 
 # when a step fails
@@ -598,40 +594,40 @@ def _roll_back(engine: Engine, attempt: TurnAttempt, work: Callable[[], Flow[Non
     """Restores the session after this attempt has failed, now or, where the store fails too, when it is opened next."""
     attempt.leave()
     work = work or partial(_undo_attempt, engine, attempt)
-    yield from engine.roll_back(attempt.open_session, attempt.new_turn, attempt.stored_ids, work)
+    yield from engine.roll_back(attempt.session, attempt.new_turn, attempt.stored_ids, work)
 
 
 def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:
     """Discards the turn that this attempt opened; one that was under way stays open, so that the caller can try again."""
-    open_session, new_turn = attempt.open_session, attempt.new_turn
-    yield from refresh(open_session, engine.ports)
+    session, new_turn = attempt.session, attempt.new_turn
+    yield from refresh(session, engine.ports)
     with (
-        open_session.lock
+        session.lock
     ):  # others may ask the same in it, have lost their messages to it, have added some, or have closed it
-        others_wait = new_turn in (*open_session.in_flight, *open_session.taken_over.values())
-        turn = open_session.state.open.get(new_turn)
+        others_wait = new_turn in (*session.in_flight, *session.taken_over.values())
+        turn = session.state.open.get(new_turn)
         messages = [e for e in turn.entries if e.message.kind == "message"] if turn is not None else []
         joined = any(e.id not in (*attempt.stored_ids, attempt.reply_id) for e in messages)
-        alone = not (others_wait or joined or new_turn in open_session.state.closed)
-    yield from take_from_head(engine, open_session, attempt.head_sections)
+        alone = not (others_wait or joined or new_turn in session.state.closed)
+    yield from take_from_head(engine, session, attempt.head_sections)
     for record_id in attempt.compactions:
-        yield from revert(engine, open_session, (record_id,))
+        yield from revert(engine, session, (record_id,))
     if alone and attempt.removal:
-        yield from revert(engine, open_session, attempt.removal)
+        yield from revert(engine, session, attempt.removal)
     if alone:  # last: where the store fails in between, a closed turn would say that others went on
-        yield from engine.close(open_session, new_turn, "discarded")
+        yield from engine.close(session, new_turn, "discarded")
 
 
 def _undo_stream(engine: Engine, reply: OpenReply) -> Flow[None]:
-    open_session, turn_id = reply.attempt.open_session, reply.attempt.turn_id
-    yield from refresh(open_session, engine.ports)
+    session, turn_id = reply.attempt.session, reply.attempt.turn_id
+    yield from refresh(session, engine.ports)
     partial_reply = reply.fold.partial() if reply.options.on_abort == "keep_partial" else None
-    turn = open_session.state.open.get(turn_id)
+    turn = session.state.open.get(turn_id)
     if partial_reply is None or turn is None:
         yield from _undo_attempt(engine, reply.attempt)
     elif any(e.id == reply.message_id for e in turn.entries):
         # cancelled right after a reply with tool calls was stored: the caller never saw them
-        yield from engine.close(open_session, turn_id, "aborted")
+        yield from engine.close(session, turn_id, "aborted")
     else:
         aborted = Reply(replace(partial_reply, finish_reason="aborted"))
         yield from _commit(engine, reply.attempt, reply.options, aborted)

@@ -20,7 +20,7 @@ from ctxfold.inspect.html import window_html
 from ctxfold.messages import MediaPart, Message, ProviderSummary
 from ctxfold.policy.prices import CostLine
 from ctxfold.protocols import Ports, Store
-from ctxfold.session_state import OpenSession, known_records
+from ctxfold.state import Session, known_records
 from ctxfold.tokens.media import described, shown_text
 from ctxfold.validation import kind_of
 
@@ -103,23 +103,23 @@ class MessageExplanation:
     summaries: tuple[str, ...] = ()
 
 
-def explain(open_session: OpenSession, ports: Ports, gauge: WindowGauge, cost: CostLine) -> Flow[Explanation]:
+def explain(session: Session, ports: Ports, gauge: WindowGauge, cost: CostLine) -> Flow[Explanation]:
     """Returns the explanation of the window, open turns included; reads the records of the visible messages."""
-    with open_session.lock:
-        size, view = open_session.window_tokens(), open_session.view_of_all()
-        pins, compactions = frozenset(open_session.state.pins), open_session.state.compactions
-    stored = yield from StoreCall(Store.fetch, open_session.key, [e.seq for e in view])
+    with session.lock:
+        size, view = session.window_tokens(), session.view_of_all()
+        pins, compactions = frozenset(session.state.pins), session.state.compactions
+    stored = yield from StoreCall(Store.fetch, session.key, [e.seq for e in view])
     records = {r.seq: r for r in stored}
     blocks = (_block(zone, e, records.get(e.seq), e.id in pins, size.ratio) for zone, e in view.by_zone())
     return Explanation(
-        session=open_session.key.session,
+        session=session.key.session,
         context_window=gauge.context_window,
         budget_tokens=gauge.budget_tokens,
         used_tokens=gauge.used_tokens,
         epoch=view.epoch,
         compactions=compactions,
         blocks=tuple(blocks),
-        prefix=open_session.tracker.stats(),
+        prefix=session.tracker.stats(),
         zones=size.zones,
         gauge=gauge,
         cost=cost,
@@ -127,36 +127,36 @@ def explain(open_session: OpenSession, ports: Ports, gauge: WindowGauge, cost: C
     )
 
 
-def explain_message(open_session: OpenSession, message_id: str) -> Flow[MessageExplanation]:
+def explain_message(session: Session, message_id: str) -> Flow[MessageExplanation]:
     """Returns where a message is: visible, an excerpt, compacted, removed, or in an open turn.
 
     Raises MessageNotFoundError when the session never had it.
     """
-    record, message = yield from original_record(open_session, message_id)
-    entry = open_session.state.entry(message.id)
+    record, message = yield from original_record(session, message_id)
+    entry = session.state.entry(message.id)
     summaries: tuple[str, ...] = ()
     where: Where
     if message.visibility == "user":
         where, why = "hidden", "for the user only: neither counted nor sent"
     elif entry is None:
-        summaries = yield from _summaries(open_session, message.id, record.seq)
+        summaries = yield from _summaries(session, message.id, record.seq)
         where, why = "removed", "an edit took it out of the view; the original is archived"
         if summaries:
             where, why = "compacted", f"summarised in {summaries[-1]}; the original is archived"
-    elif any(entry in t.entries for t in open_session.state.open.values()):
+    elif any(entry in t.entries for t in session.state.open.values()):
         where, why = "open turn", "its turn has not closed yet"
     else:
-        where, why = "excerpt" if entry.shown_seq else "visible", _why(entry, message.id in open_session.state.pins)
+        where, why = "excerpt" if entry.shown_seq else "visible", _why(entry, message.id in session.state.pins)
     return MessageExplanation(message.id, where, why, f"#{record.number}", message, summaries)
 
 
-def _summaries(open_session: OpenSession, message_id: str, since: int) -> Flow[tuple[str, ...]]:
+def _summaries(session: Session, message_id: str, since: int) -> Flow[tuple[str, ...]]:
     """Returns the ids of the summaries that covered the message, one after the other."""
-    records = yield from StoreCall(Store.read, open_session.key, after=since)
+    records = yield from StoreCall(Store.read, session.key, after=since)
     newest_id, summary_ids = message_id, list[str]()
     for record in records:
         body = record.body
-        if not isinstance(body, Compacted) or body.summary is None or record.id in open_session.state.undone:
+        if not isinstance(body, Compacted) or body.summary is None or record.id in session.state.undone:
             continue
         if newest_id in body.covered:
             newest_id = body.summary.id
@@ -164,48 +164,46 @@ def _summaries(open_session: OpenSession, message_id: str, since: int) -> Flow[t
     return tuple(summary_ids)
 
 
-def original(open_session: OpenSession, message_id: str) -> Flow[Message]:
+def original(session: Session, message_id: str) -> Flow[Message]:
     """Returns a message as it was stored, wherever it is now, by its id or by a reference such as `#17`.
 
     An id names the newest version, a number the one in that record. Raises MessageNotFoundError when the session never had it,
     and MessageErasedError when it was erased.
     """
-    return (yield from original_record(open_session, message_id))[1]
+    return (yield from original_record(session, message_id))[1]
 
 
-def newest_version(open_session: OpenSession, reference: str) -> Flow[Message]:
+def newest_version(session: Session, reference: str) -> Flow[Message]:
     """Returns a message as it is now, also by the number of a version that was replaced; raises as `original` does."""
-    message = yield from original(open_session, reference)
+    message = yield from original(session, reference)
     # an id that looks like a number would be read as one
     if not reference.startswith("#") or message.id.startswith("#"):
         return message
-    return (yield from original(open_session, message.id))
+    return (yield from original(session, message.id))
 
 
-def original_record(open_session: OpenSession, reference: str) -> Flow[tuple[Record, Message]]:
+def original_record(session: Session, reference: str) -> Flow[tuple[Record, Message]]:
     """Returns the record that holds a message, and the message; see `original`."""
     records: tuple[Record, ...]
     check_reference(reference)
     if reference.startswith("#") and reference[1:].isdecimal():
-        numbered = yield from StoreCall(Store.numbered, open_session.key, int(reference[1:]))
+        numbered = yield from StoreCall(Store.numbered, session.key, int(reference[1:]))
         message = None if numbered is None else stored_message(numbered)
         if numbered is not None and message is not None:
             return numbered, message
-        _check_erased(open_session, reference, () if numbered is None else (numbered,))
-    entry = open_session.state.entry(reference)
+        _check_erased(session, reference, () if numbered is None else (numbered,))
+    entry = session.state.entry(reference)
     if entry is not None:
-        records = yield from StoreCall(Store.fetch, open_session.key, (entry.seq,))
+        records = yield from StoreCall(Store.fetch, session.key, (entry.seq,))
     else:
-        records = yield from known_records(open_session, reference)
-        records = tuple(r for r in records if r.id not in open_session.state.undone) or records
+        records = yield from known_records(session, reference)
+        records = tuple(r for r in records if r.id not in session.state.undone) or records
     for record in reversed(records):
         message = message_in(record, reference)
         if message is not None:
             return record, message
-    _check_erased(open_session, reference, records)
-    raise MessageNotFoundError(
-        f"message {reference!r} is not in session {open_session.key.session!r}: check the reference"
-    )
+    _check_erased(session, reference, records)
+    raise MessageNotFoundError(f"message {reference!r} is not in session {session.key.session!r}: check the reference")
 
 
 def check_reference(reference: object) -> None:
@@ -215,23 +213,23 @@ def check_reference(reference: object) -> None:
         )
 
 
-def ids_of(open_session: OpenSession, references: Sequence[str]) -> Flow[tuple[str, ...]]:
+def ids_of(session: Session, references: Sequence[str]) -> Flow[tuple[str, ...]]:
     """Returns the ids of messages named by id or `#17`; MessageNotFoundError for a number that the session does not have."""
     ids: list[str] = []
     for reference in references:
         check_reference(reference)
         numbered = reference.startswith("#")
-        ids.append((yield from original_record(open_session, reference))[1].id if numbered else reference)
+        ids.append((yield from original_record(session, reference))[1].id if numbered else reference)
     return tuple(ids)
 
 
-def _check_erased(open_session: OpenSession, reference: str, records: Sequence[Record]) -> None:
+def _check_erased(session: Session, reference: str, records: Sequence[Record]) -> None:
     if any(isinstance(r.body, Erased) for r in records):
-        raise MessageErasedError(f"message {reference!r} of session {open_session.key.session!r} was erased")
+        raise MessageErasedError(f"message {reference!r} of session {session.key.session!r} was erased")
 
 
 def conversation(
-    open_session: OpenSession, turn_id: str | None = None, audience: Audience = "all", *, whole: bool = False
+    session: Session, turn_id: str | None = None, audience: Audience = "all", *, whole: bool = False
 ) -> Flow[tuple[Message, ...]]:
     """Returns every message as it was stored, compacted or not, edits applied, in order; with those of an open turn.
 
@@ -242,11 +240,11 @@ def conversation(
     if audience not in get_args(Audience):
         raise ConfigError(f"audience is {audience!r}: use one of {', '.join(get_args(Audience))}")
     if audience == "model":
-        return open_session.view(turn_id).messages
-    records = yield from StoreCall(Store.read, open_session.key)
-    state = SessionState(open_session.key, lambda _: 0, user_only=True, unanswered=whole)
+        return session.view(turn_id).messages
+    records = yield from StoreCall(Store.read, session.key)
+    state = SessionState(session.key, lambda _: 0, user_only=True, unanswered=whole)
     # a compaction only hides: folded without it, the log gives back what it stood for
-    state.undone = {*open_session.state.undone, *(r.id for r in records if isinstance(r.body, Compacted))}
+    state.undone = {*session.state.undone, *(r.id for r in records if isinstance(r.body, Compacted))}
     state.apply(records)
     stored = {r.seq: r for r in records}
     entries = state.conversation(turn_id) if whole else state.view(turn_id)

@@ -35,7 +35,7 @@ from ctxfold.inspect.turns import TurnFigures, turn_figures
 from ctxfold.messages import Message
 from ctxfold.policy.prices import CostLine
 from ctxfold.protocols import Ports, Store
-from ctxfold.session_state import OpenSession
+from ctxfold.state import Session
 from ctxfold.tokens.media import shown_text
 
 MOST_MESSAGES = 2_000
@@ -113,12 +113,12 @@ class Inspection:
         return "\n".join([str(self.window), "", "What happened:", *(steps or ["nothing yet"])])
 
 
-def inspect(open_session: OpenSession, ports: Ports, gauge: WindowGauge, cost: CostLine) -> Flow[Inspection]:
+def inspect(session: Session, ports: Ports, gauge: WindowGauge, cost: CostLine) -> Flow[Inspection]:
     """Returns the whole report; reads the whole log."""
-    records = yield from StoreCall(Store.read, open_session.key)
-    with open_session.lock:
-        state = open_session.state.copy()
-    window = yield from explain(open_session, ports, gauge, cost)
+    records = yield from StoreCall(Store.read, session.key)
+    with session.lock:
+        state = session.state.copy()
+    window = yield from explain(session, ports, gauge, cost)
     timeline = (_timeline_entry(r, records, undone=r.id in state.undone) for r in records)
     stored = _stored(state, records)
     texts = {e.id: _text(e.message) for e in state.view()}

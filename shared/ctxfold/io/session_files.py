@@ -52,7 +52,7 @@ from ctxfold.history.records import (
 from ctxfold.history.snapshot import dump_state, stored_message
 from ctxfold.messages import Message, content_key, validated
 from ctxfold.protocols import Ports, Store
-from ctxfold.session_state import OpenSession, append_messages, closing_draft, draft, refresh
+from ctxfold.state import Session, append_messages, closing_draft, draft, refresh
 from ctxfold.validation import as_dict, json_problem
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
@@ -77,11 +77,11 @@ class Line:
 # writing
 
 
-def exported(open_session: OpenSession, codec: LineCodec, *, zone: str, native: bool) -> Flow[list[str]]:
+def exported(session: Session, codec: LineCodec, *, zone: str, native: bool) -> Flow[list[str]]:
     """Lines of one zone as it stands, of the whole window, or of every message ever stored, with the log beside ("all")."""
     if zone == "all":
-        return (yield from _whole(open_session, codec, native))
-    view, pins = open_session.view(), open_session.state.pins
+        return (yield from _whole(session, codec, native))
+    view, pins = session.view(), session.state.pins
     zones = {"immutable": view.system, "compressed": view.compressed, "incremental": view.live}
     if zone != "window" and zone not in zones:
         raise ConfigError(f'zone is {zone!r}: use "all", "window", "immutable", "compressed" or "incremental"')
@@ -93,9 +93,9 @@ def exported(open_session: OpenSession, codec: LineCodec, *, zone: str, native: 
     ]
 
 
-def _whole(open_session: OpenSession, codec: LineCodec, native: bool) -> Flow[list[str]]:
-    records = yield from StoreCall(Store.read, open_session.key)
-    visible, pins = {e.id for e in open_session.view()}, open_session.state.pins
+def _whole(session: Session, codec: LineCodec, native: bool) -> Flow[list[str]]:
+    records = yield from StoreCall(Store.read, session.key)
+    visible, pins = {e.id for e in session.view()}, session.state.pins
     messages = [m for r in records if (m := stored_message(r)) is not None]
     wires = iter(codec.wires(messages, native=native))
     rows: list[tuple[Message, Json]] = []
@@ -328,38 +328,36 @@ TRIES = 8
 
 
 def import_jsonl(
-    engine: Engine, key: SessionKey, path: str | os.PathLike[str], opened: Flow[OpenSession], codec: LineCodec
+    engine: Engine, key: SessionKey, path: str | os.PathLike[str], opened: Flow[Session], codec: LineCodec
 ) -> Flow[tuple[Message, ...]]:
     """Stores the messages of a file and returns the new ones. A file with a log (zone "all") fills an empty session."""
     lines = parse_lines(path, codec, engine.ports.ids.new)
     if has_log(lines):
         return (yield from load_log(engine, key, log_of(lines)))
-    open_session = yield from opened
-    messages = yield from _append(engine, open_session, lines)
+    session = yield from opened
+    messages = yield from _append(engine, session, lines)
     if messages:
         engine.events.emit(SessionLoaded(key.session, messages))
-        yield from engine.fitter.maintain(open_session, open_session.stage())
+        yield from engine.fitter.maintain(session, session.stage())
     return messages
 
 
-def _append(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) -> Flow[tuple[Message, ...]]:
+def _append(engine: Engine, session: Session, lines: Sequence[Line]) -> Flow[tuple[Message, ...]]:
     for _ in range(TRIES):
         # before the names: another request of this process may store some of the messages
-        head = open_session.state.head
-        names = yield from _new_names(open_session, lines)
+        head = session.state.head
+        names = yield from _new_names(session, lines)
         fresh = list({line.message.id: line for line in lines if line.message.id in names}.values())
         # a failed attempt to add some of the lines has left them in open turns: they are completed here
-        starts = yield from open_turn_starts(open_session, [line.message for line in lines], names)
+        starts = yield from open_turn_starts(session, [line.message for line in lines], names)
         turns = list(dict.fromkeys(turn for _, turn in starts))
         place = turns[-1] if turns else None
-        waiting = open_calls(open_session.view(place).turn) if place else ()
+        waiting = open_calls(session.view(place).turn) if place else ()
         _check_rounds([(line.number, line.message) for line in fresh], waiting=waiting)
         pins = [line.message.id for line in lines if line.pinned]
-        _check_pins(engine, open_session, lines)
+        _check_pins(engine, session, lines)
         drafts: list[Draft] = [closing_draft(engine.ports, turn, "completed") for turn in turns[:-1]]
-        for message, shown in sized(
-            [x.message for x in fresh], rules=open_session.rules(), counter=engine.ports.counter
-        ):
+        for message, shown in sized([x.message for x in fresh], rules=session.rules(), counter=engine.ports.counter):
             turn = None if message.visibility == "user" else place
             drafts.append(draft(engine.ports, MessageAdded(message, shown), turn_id=turn, record_id=names[message.id]))
         if place is not None:
@@ -369,42 +367,42 @@ def _append(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) ->
         if not drafts:
             return ()
         try:
-            yield from append_messages(open_session, drafts, engine.ports, expect=head)
+            yield from append_messages(session, drafts, engine.ports, expect=head)
         except HeadMovedError:
-            yield from refresh(open_session, engine.ports)
+            yield from refresh(session, engine.ports)
         else:
             return tuple(line.message for line in fresh)
     raise StoreUnavailableError(
-        f"other writers of session {open_session.key.session!r} were first {TRIES} times; nothing was imported: try again"
+        f"other writers of session {session.key.session!r} were first {TRIES} times; nothing was imported: try again"
     )
 
 
-def _new_names(open_session: OpenSession, lines: Sequence[Line]) -> Flow[dict[str, str]]:
+def _new_names(session: Session, lines: Sequence[Line]) -> Flow[dict[str, str]]:
     seen: dict[str, Message] = {}
     for line in lines:
         twin = seen.setdefault(line.message.id, line.message)
         if content_key(twin) != content_key(line.message):
             raise ImportLineError(line.number, f"message id {twin.id!r} stands in an earlier line with other content")
     try:
-        return (yield from new_record_ids(open_session, [line.message for line in lines]))
+        return (yield from new_record_ids(session, [line.message for line in lines]))
     except MessageConflictError:
         for line in lines:  # which of them it was
             try:
-                yield from new_record_ids(open_session, [line.message])
+                yield from new_record_ids(session, [line.message])
             except MessageConflictError as error:
                 raise ImportLineError(line.number, str(error)) from error
         raise
 
 
-def _check_pins(engine: Engine, open_session: OpenSession, lines: Sequence[Line]) -> None:
-    rules = open_session.rules()
+def _check_pins(engine: Engine, session: Session, lines: Sequence[Line]) -> None:
+    rules = session.rules()
     limit = int(rules.pin_ratio * rules.budget_tokens)
-    pinned_tokens = {e.id: e.tokens for e in open_session.view().live if e.id in open_session.state.pins}
+    pinned_tokens = {e.id: e.tokens for e in session.view().live if e.id in session.state.pins}
     pinned_tokens |= {line.message.id: engine.ports.counter.count(line.message) for line in lines if line.pinned}
     if sum(pinned_tokens.values()) > limit and any(line.pinned for line in lines):
         raise PinBudgetError(
             f"pinned messages would take {sum(pinned_tokens.values())} tokens, their share is {limit} of a window of "
-            f"{open_session.described_window()}: raise context_window, "
+            f"{session.described_window()}: raise context_window, "
             'or take "pinned" out of some lines (nothing was imported)'
         )
 

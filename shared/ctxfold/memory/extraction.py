@@ -26,7 +26,7 @@ from ctxfold.memory.categories import MEMORY_KINDS, MemoryKind
 from ctxfold.memory.store import MAX_CHARS, new_item
 from ctxfold.messages import Message, system, user
 from ctxfold.protocols import Ports, Request, Store
-from ctxfold.session_state import OpenSession, refresh
+from ctxfold.state import Session, refresh
 
 EXTRACTED = tuple(kind for kind, row in MEMORY_KINDS.items() if row.looks_for)
 COVERAGE = 0.7  # of an item's words, as stems, that its sources have to contain
@@ -69,28 +69,26 @@ class _Reply(BaseModel):
 
 
 def learn(
-    open_session: OpenSession, entries: Sequence[Entry], ports: Ports, *, kinds: Sequence[str]
+    session: Session, entries: Sequence[Entry], ports: Ports, *, kinds: Sequence[str]
 ) -> Flow[tuple[tuple[MemoryItem, ...], MemoryLearnt]]:
     """Stores the items of these kinds, all of EXTRACTED, that the messages contain. Never fails: the event reports errors."""
     try:
-        erasures = open_session.erasures
-        items, dropped = yield from extract_items(open_session, entries, ports, kinds=kinds)
-        yield from refresh(open_session, ports)
-        if open_session.erasures != erasures:
-            return (), MemoryLearnt(
-                open_session.key.session, problem="messages were erased meanwhile: nothing was kept"
-            )
-        done = yield from StoreCall(Store.remember, open_session.key.owner, items)
+        erasures = session.erasures
+        items, dropped = yield from extract_items(session, entries, ports, kinds=kinds)
+        yield from refresh(session, ports)
+        if session.erasures != erasures:
+            return (), MemoryLearnt(session.key.session, problem="messages were erased meanwhile: nothing was kept")
+        done = yield from StoreCall(Store.remember, session.key.owner, items)
     except Exception as error:  # noqa: BLE001 - memory is an extra: its errors are reported, and break nothing
         problem = str(error) if isinstance(error, CtxError) else repr(error)
-        return (), MemoryLearnt(open_session.key.session, problem=problem)
+        return (), MemoryLearnt(session.key.session, problem=problem)
     new = tuple(r.item for r in done if r.new)
     replaced = sum(r.replaced is not None for r in done)
-    return new, MemoryLearnt(open_session.key.session, len(new), replaced, dropped)
+    return new, MemoryLearnt(session.key.session, len(new), replaced, dropped)
 
 
 def extract_items(
-    open_session: OpenSession, entries: Sequence[Entry], ports: Ports, *, kinds: Sequence[str]
+    session: Session, entries: Sequence[Entry], ports: Ports, *, kinds: Sequence[str]
 ) -> Flow[tuple[list[MemoryItem], int]]:
     """Returns the items that the messages support, and how many more the model wrote.
 
@@ -99,15 +97,15 @@ def extract_items(
     messages = _numbered(entries, kinds)
     if not messages:
         return [], 0
-    own_window = open_session.rules().context_window
+    own_window = session.rules().context_window
     room = max(512, (ports.summary_window(own_window) or own_window) - 2 * ANSWER_TOKENS)
     items: list[MemoryItem] = []
     dropped = 0
     for part in pieces(_blocks(messages), room, ports.counter):
-        noted = yield from _ask(part, open_session, ports, kinds)
+        noted = yield from _ask(part, session, ports, kinds)
         for each in noted:
             size = sum(len(messages[str(n)].text) for n in each.sources if str(n) in messages)
-            item = yield from off_loop(partial(_item, each, messages, open_session.key, ports, kinds), size)
+            item = yield from off_loop(partial(_item, each, messages, session.key, ports, kinds), size)
             if item is None:
                 dropped += 1
             else:
@@ -115,12 +113,12 @@ def extract_items(
     return items, dropped
 
 
-def _ask(part: str, open_session: OpenSession, ports: Ports, kinds: Sequence[str]) -> Flow[tuple[_Noted, ...]]:
+def _ask(part: str, session: Session, ports: Ports, kinds: Sequence[str]) -> Flow[tuple[_Noted, ...]]:
     prompt = INSTRUCTIONS.format(kinds="\n".join(f"- {k}: {_described(MEMORY_KINDS[k])}" for k in kinds))
     content = f"<transcript>\n{part}\n</transcript>"
     messages = (system(prompt, id="memory-instructions"), user(content, id="memory-source"))
     effect = Complete(Request(messages, max_tokens=ANSWER_TOKENS, thinking=False), summarizer=True)
-    reply = yield from limited(effect, open_session.rules().summary_timeout_s)
+    reply = yield from limited(effect, session.rules().summary_timeout_s)
     try:
         answer = _Reply.model_validate_json(_FENCE.sub("", reply.message.text.strip()))
     except ValueError as error:
@@ -197,36 +195,36 @@ def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
 
 
 def remember_summary(
-    open_session: OpenSession, summary: Message, covered: Sequence[str], ports: Ports, *, kinds: Sequence[str]
+    session: Session, summary: Message, covered: Sequence[str], ports: Ports, *, kinds: Sequence[str]
 ) -> Flow[None]:
     """Stores the summary of a compaction as an item of each of the kinds; the `covered` messages are its sources."""
     text = own_words(summary.text)[:MAX_CHARS]
     for kind in (k for k in SUMMARY_KINDS if k in kinds):
         data = {"level": "0"} if kind == "tree" else {}
-        item = new_item(open_session.key, ports, kind, text, sources=covered, data=data)
-        yield from StoreCall(Store.remember, open_session.key.owner, [item])
+        item = new_item(session.key, ports, kind, text, sources=covered, data=data)
+        yield from StoreCall(Store.remember, session.key.owner, [item])
     if "tree" in kinds:
-        yield from _add_parents(open_session, ports)
+        yield from _add_parents(session, ports)
 
 
-def _add_parents(open_session: OpenSession, ports: Ports) -> Flow[None]:
+def _add_parents(session: Session, ports: Ports) -> Flow[None]:
     """Adds parents until no level has four nodes without one."""
     for level in range(8):
-        nodes = yield from StoreCall(Store.memories, open_session.key.owner, kinds=["tree"])
-        own = [n for n in reversed(nodes) if n.session == open_session.key.session]
+        nodes = yield from StoreCall(Store.memories, session.key.owner, kinds=["tree"])
+        own = [n for n in reversed(nodes) if n.session == session.key.session]
         children = {i for n in own for i in dict(n.data).get("children", "").split()}
         orphans = [n for n in own if dict(n.data)["level"] == str(level) and n.id not in children][:FAN_OUT]
         if len(orphans) < FAN_OUT:
             return
-        parent = yield from _parent(orphans, level + 1, open_session, ports)
-        yield from StoreCall(Store.remember, open_session.key.owner, [parent])
+        parent = yield from _parent(orphans, level + 1, session, ports)
+        yield from StoreCall(Store.remember, session.key.owner, [parent])
 
 
-def _parent(nodes: Sequence[MemoryItem], level: int, open_session: OpenSession, ports: Ports) -> Flow[MemoryItem]:
+def _parent(nodes: Sequence[MemoryItem], level: int, session: Session, ports: Ports) -> Flow[MemoryItem]:
     entries = [Entry(n.id, 0, user(n.text, id=n.id), ports.counter.count_text(n.text)) for n in nodes]
-    rules = open_session.rules()
+    rules = session.rules()
     window = ports.summary_window(rules.context_window)
     summary = yield from summarize(entries, rules=rules, counter=ports.counter, window_tokens=window)
     sources = tuple(dict.fromkeys(s for n in nodes for s in n.sources))
     data = {"level": str(level), "children": " ".join(n.id for n in nodes)}
-    return new_item(open_session.key, ports, "tree", own_words(summary.text)[:MAX_CHARS], sources=sources, data=data)
+    return new_item(session.key, ports, "tree", own_words(summary.text)[:MAX_CHARS], sources=sources, data=data)

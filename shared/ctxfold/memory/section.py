@@ -14,7 +14,7 @@ from ctxfold.memory.categories import MEMORY_KINDS, MemoryKind
 from ctxfold.memory.store import Recollection, ranked_items, rendered, visible
 from ctxfold.protocols import Ports, Store
 from ctxfold.sections.section import EngineSource, Item, Items, Query, Section
-from ctxfold.session_state import OpenSession
+from ctxfold.state import Session
 
 NEIGHBOUR = 0.5  # of the score of the relation that leads to it
 
@@ -30,8 +30,8 @@ def memory_section(kind: str, **terms: Any) -> Section:
     return Section(kind, EngineSource(partial(_items, kind)), **terms)
 
 
-def _items(kind: str, open_session: OpenSession, query: Query, ports: Ports) -> Flow[Items]:
-    row, key = MEMORY_KINDS[kind], open_session.key
+def _items(kind: str, session: Session, query: Query, ports: Ports) -> Flow[Items]:
+    row, key = MEMORY_KINDS[kind], session.key
     items = visible((yield from StoreCall(Store.memories, key.owner, kinds=[row.reads or kind])), key)
     if row.others:
         items = [i for i in items if i.session != key.session]

@@ -19,7 +19,7 @@ from ctxfold.history.terms import records as parts_of
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message
 from ctxfold.protocols import Embedder, Ports, Store, VectorIndex
-from ctxfold.session_state import OpenSession
+from ctxfold.state import Session
 
 _log = logging.getLogger("ctxfold")
 
@@ -47,7 +47,7 @@ class Embed(Effect[Sequence[Sequence[float]]]):
 
 
 def near_chunks(
-    open_session: OpenSession,
+    session: Session,
     query: str,
     ports: Ports,
     *,
@@ -61,8 +61,8 @@ def near_chunks(
     """
     if ports.embedder is None:
         return {}
-    vectors, head = open_session.vectors, open_session.state.head
-    work = _Work(open_session, ports.embedder, vectors, keeps=ports.store.capabilities.vectors)
+    vectors, head = session.vectors, session.state.head
+    work = _Work(session, ports.embedder, vectors, keeps=ports.store.capabilities.vectors)
     first_question = not vectors.embedder
     query_vector = yield from _embedded_query(work, query)
     last = min(head, vectors.upto + NEWEST_RECORDS)
@@ -87,7 +87,7 @@ class _Work:
     An erasure gives the session new `vectors`; work under way keeps its own, and stores none of them.
     """
 
-    open_session: OpenSession
+    session: Session
     embedder: Embedder
     vectors: Vectors
     keeps: bool
@@ -95,23 +95,23 @@ class _Work:
 
 def _embedded_query(work: _Work, query: str) -> Flow[Sequence[float]]:
     """Returns the query's vector. With the first one, finds out which of the stored vectors this embedder has made."""
-    open_session, vectors = work.open_session, work.vectors
+    session, vectors = work.session, work.vectors
     if vectors.embedder:
         (query_vector,) = yield from Embed(work.embedder, [query])
         return query_vector
     query_vector, probed = yield from Embed(work.embedder, [query, PROBE])
     probe: Sequence[float] = unit(probed)
     name = hashlib.sha256(struct.pack(f"<{len(probe)}f", *probe)).hexdigest()[:32]
-    filled_from = upto = max(0, open_session.state.head - NEWEST_RECORDS)
+    filled_from = upto = max(0, session.state.head - NEWEST_RECORDS)
     if work.keeps:
-        stored = {n: _mark(d) for n, d in (yield from StoreCall(VectorIndex.embedders, open_session.key)).items()}
+        stored = {n: _mark(d) for n, d in (yield from StoreCall(VectorIndex.embedders, session.key)).items()}
         same = [n for n, (_, _, other) in stored.items() if _alike(probe, other)]
         if same:
             name = same[0]
             upto, filled_from, probe = stored[name]
-            yield from _read_stored(work, name, max(upto, open_session.state.head))
+            yield from _read_stored(work, name, max(upto, session.state.head))
         elif stored:
-            _log.info("session %r has vectors of another embedder: they are made anew", open_session.key.session)
+            _log.info("session %r has vectors of another embedder: they are made anew", session.key.session)
     vectors.upto, vectors.filled_from, vectors.probe, vectors.embedder = upto, filled_from, probe, name
     return query_vector
 
@@ -120,7 +120,7 @@ def _read_stored(work: _Work, name: str, last: int) -> Flow[None]:
     """Takes the stored vectors of the messages up to a record into memory, in pieces: as a whole they would be there twice."""
     for first in range(1, last + 1, STORED_RECORDS):
         seqs = range(first, min(first + STORED_RECORDS, last + 1))
-        stored = yield from StoreCall(VectorIndex.vectors, work.open_session.key, name, seqs=seqs)
+        stored = yield from StoreCall(VectorIndex.vectors, work.session.key, name, seqs=seqs)
         work.vectors.unpack(stored)
 
 
@@ -142,12 +142,12 @@ def _alike(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def _embed_compacted(work: _Work, after: int, upto: int) -> Flow[None]:
     """Embeds the messages that compactions in these records have covered: those of the archive, and no others."""
-    open_session = work.open_session
-    records = yield from StoreCall(Store.read, open_session.key, after=after, upto=upto)
-    taken = [b for r in records if isinstance(b := r.body, Compacted) and r.id not in open_session.state.undone]
+    session = work.session
+    records = yield from StoreCall(Store.read, session.key, after=after, upto=upto)
+    taken = [b for r in records if isinstance(b := r.body, Compacted) and r.id not in session.state.undone]
     ids = list(dict.fromkeys(i for b in taken for i in (*b.covered, *(m.id for m in b.shown))))
     for start in range(0, len(ids), BATCH):
-        found = yield from StoreCall(Store.find, open_session.key, [f"m:{i}" for i in ids[start : start + BATCH]])
+        found = yield from StoreCall(Store.find, session.key, [f"m:{i}" for i in ids[start : start + BATCH]])
         yield from _embed(work, {r.seq: m for r in found if (m := stored_message(r)) is not None})
     if ids:
         yield from _keep(work, (), upto=upto)
@@ -156,9 +156,9 @@ def _embed_compacted(work: _Work, after: int, upto: int) -> Flow[None]:
 def _keep(work: _Work, seqs: Iterable[int], *, upto: int) -> Flow[None]:
     """Stores the vectors of these messages, and up to where all are stored."""
     vectors = work.vectors
-    if work.keeps and vectors is work.open_session.vectors:
+    if work.keeps and vectors is work.session.vectors:
         rows = {0: _encoded_mark(max(upto, vectors.upto), vectors.filled_from, vectors.probe), **vectors.packed(seqs)}
-        yield from StoreCall(VectorIndex.put_vectors, work.open_session.key, vectors.embedder, rows)
+        yield from StoreCall(VectorIndex.put_vectors, work.session.key, vectors.embedder, rows)
 
 
 def _fill_in_background(work: _Work) -> Flow[None]:
@@ -168,14 +168,14 @@ def _fill_in_background(work: _Work) -> Flow[None]:
         while vectors.filled_from:
             yield from _fill(work)
     except Exception as error:  # noqa: BLE001 - somebody else's embedder, or the store: reported, and the session goes on
-        _log.warning("older messages of session %r were not embedded: %r", work.open_session.key.session, error)
+        _log.warning("older messages of session %r were not embedded: %r", work.session.key.session, error)
     finally:
         vectors.filling = False
 
 
 def _fill(work: _Work) -> Flow[None]:
     """Embeds what was compacted in the records just before those that are done."""
-    vectors, key = work.vectors, work.open_session.key
+    vectors, key = work.vectors, work.session.key
     first = max(0, vectors.filled_from - FILLED_RECORDS)
     yield from _embed_compacted(work, first, vectors.filled_from)
     vectors.filled_from = first
@@ -189,9 +189,9 @@ def _drop_others(work: _Work) -> Flow[None]:
     """Removes the vectors of other embedders, once those of this one are complete."""
     if not work.keeps:
         return
-    for name in (yield from StoreCall(VectorIndex.embedders, work.open_session.key)):
+    for name in (yield from StoreCall(VectorIndex.embedders, work.session.key)):
         if name != work.vectors.embedder:
-            yield from StoreCall(VectorIndex.drop_vectors, work.open_session.key, name)
+            yield from StoreCall(VectorIndex.drop_vectors, work.session.key, name)
 
 
 def _mark(data: bytes) -> tuple[int, int, Sequence[float]]:
@@ -219,7 +219,7 @@ def _embed(work: _Work, messages: Mapping[int, Message]) -> Flow[None]:
         return
     if work.keeps:  # another worker may have been here
         seqs = [*dict.fromkeys(seq for seq, _ in texts)]
-        vectors.unpack((yield from StoreCall(VectorIndex.vectors, work.open_session.key, vectors.embedder, seqs=seqs)))
+        vectors.unpack((yield from StoreCall(VectorIndex.vectors, work.session.key, vectors.embedder, seqs=seqs)))
     chunks = [chunk for chunk in texts if chunk not in vectors]
     for start in range(0, len(chunks), BATCH):
         batch = chunks[start : start + BATCH]

@@ -23,7 +23,7 @@ from ctxfold.history.view import Entry
 from ctxfold.lru import lazy_pattern
 from ctxfold.protocols import Store
 from ctxfold.retrieval.bm25 import K1, B, Ranked, Ranking, best_first, ranked, sizes
-from ctxfold.session_state import index_terms, searchable_chars
+from ctxfold.state import index_terms, searchable_chars
 
 LEAST_CANDIDATES, MOST_CANDIDATES = 24, 256  # messages that are read; between the two, as many as the budget may hold
 BEST_MESSAGES = 24  # whose neighbours are looked up

@@ -24,7 +24,7 @@ from ctxfold.messages import Message
 from ctxfold.protocols import Ports, TokenCounter
 from ctxfold.sections.section import KINDS, OTHER, EngineSource, Item, Items, Query, Section
 from ctxfold.sections.skills import best_score_first, best_skills_first
-from ctxfold.session_state import OpenSession, Stage
+from ctxfold.state import Session, Stage
 
 MAX_ITEMS = 256  # items of one source that are read
 MAX_LATE = 4  # given-up calls of one section that have not returned: no more are started
@@ -51,18 +51,18 @@ class Sources:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(
-        self, sections: Sequence[tuple[Section, Query]], open_session: OpenSession, ports: Ports
+        self, sections: Sequence[tuple[Section, Query]], session: Session, ports: Ports
     ) -> Flow[tuple[SourceResult, ...]]:
         """Returns the results in order. Raises ConfigError for an async source in synchronous code."""
         if not sections:
             return ()
-        flows = tuple(self._result(section, query, open_session, ports) for section, query in sections)
+        flows = tuple(self._result(section, query, session, ports) for section, query in sections)
         results: tuple[SourceResult, ...] = yield from All(flows, threads=True)
         return results
 
-    def _result(self, section: Section, query: Query, open_session: OpenSession, ports: Ports) -> Flow[SourceResult]:
+    def _result(self, section: Section, query: Query, session: Session, ports: Ports) -> Flow[SourceResult]:
         try:
-            items = _ranked((yield from self._call(section, query, open_session, ports)), section)
+            items = _ranked((yield from self._call(section, query, session, ports)), section)
             if self.judges_skills and section.kind == "skills":
                 items = (yield from best_skills_first(query.text, items)) or items
             return SourceResult(section, items)
@@ -72,9 +72,9 @@ class Sources:
             failure = str(error) if isinstance(error, BackendError) else repr(error)
             return SourceResult(section, failure=failure)
 
-    def _call(self, section: Section, query: Query, open_session: OpenSession, ports: Ports) -> Flow[Items]:
+    def _call(self, section: Section, query: Query, session: Session, ports: Ports) -> Flow[Items]:
         if isinstance(section.source, EngineSource):
-            return (yield from section.source.ask(open_session, query, ports))
+            return (yield from section.source.ask(session, query, ports))
         if self._late[section.kind] >= MAX_LATE:
             raise BackendError(f"{MAX_LATE} earlier calls have not returned: the source was not called", kind="timeout")
         call = _SourceCall(self, section, query)
@@ -186,7 +186,7 @@ class Filled:
 
 
 def fill(
-    open_session: OpenSession,
+    session: Session,
     stage: Stage,
     sections: Sequence[Section],
     question: str,
@@ -203,7 +203,7 @@ def fill(
     ones come before them and take up to `required_tokens`; WindowTooSmallError is raised for one that does not fit and may not be
     cut. A section put in `by_hand` repeats items that are in the window, if it has new ones.
     """
-    key, budget_tokens = open_session.key, stage.rules.budget_tokens
+    key, budget_tokens = session.key, stage.rules.budget_tokens
     standing = _standing(stage.view)
     queries: list[tuple[Section, Query]] = []
     events: list[Event] = []
@@ -219,7 +219,7 @@ def fill(
             events.append(SectionSkipped(key.session, each.kind, share))
         else:
             queries.append((each, Query(question, share, key.session, key.owner, stage.turn_id)))
-    results = yield from sources.ask(queries, open_session, ports)
+    results = yield from sources.ask(queries, session, ports)
     filled: list[Filled] = []
     tokens_left, required_left = room_tokens, required_tokens
     for (each, query), result in zip(queries, results, strict=True):
@@ -235,7 +235,7 @@ def fill(
             filled.append(section_or_reason)
         elif section_or_reason:
             events.append(SectionSkipped(key.session, each.kind, section_or_reason))
-    _check_whole(open_session, stage, [f for f in filled if f.section.whole], required_tokens)
+    _check_whole(session, stage, [f for f in filled if f.section.whole], required_tokens)
     return tuple(filled), tuple(events)
 
 
@@ -250,13 +250,13 @@ def _share_or_reason(optional: Section, budget_tokens: int, room_tokens: int, us
     return share
 
 
-def _check_whole(open_session: OpenSession, stage: Stage, filled: Sequence[Filled], room_tokens: int) -> None:
+def _check_whole(session: Session, stage: Stage, filled: Sequence[Filled], room_tokens: int) -> None:
     needed = sum(f.tokens for f in filled)
     if needed > room_tokens > 0:  # where there is no room at all, the question is what is too large
         sizes = " and ".join(f"{f.section.kind!r} {f.tokens}" for f in filled)
         raise WindowTooSmallError(
             f"the required sections take {sizes} tokens; beside system prompt, tools and the newest question the window of "
-            f"{open_session.described_window(stage.context_window)} has {room_tokens} for them: shorten them or raise "
+            f"{session.described_window(stage.context_window)} has {room_tokens} for them: shorten them or raise "
             "context_window (token_limit)"
         )
 

@@ -10,7 +10,7 @@ from ctxfold.effects import Flow
 from ctxfold.errors import ConfigError
 from ctxfold.history.sections import Place
 from ctxfold.protocols import Ports
-from ctxfold.session_state import OpenSession
+from ctxfold.state import Session
 from ctxfold.validation import all_of
 
 Lifetime: TypeAlias = Literal["epoch", "request"]
@@ -48,7 +48,7 @@ Items: TypeAlias = Sequence["Item | str"]
 class EngineSource:
     """A source that reads the session's own data, as a flow."""
 
-    ask: Callable[[OpenSession, Query, Ports], Flow[Items]]
+    ask: Callable[[Session, Query, Ports], Flow[Items]]
 
 
 SectionSource: TypeAlias = "Callable[[Query], Items | Awaitable[Items]] | EngineSource"

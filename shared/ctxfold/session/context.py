@@ -319,17 +319,17 @@ class AgentContext(SessionHandle, SharesSessions):
         """
         if question is not None:
             check_text("the question", question)
-        open_session = yield from self._open_session()
-        fitter, turn_id = self._engine.fitter, self._own_turn(open_session)
+        session = yield from self._open_session()
+        fitter, turn_id = self._engine.fitter, self._own_turn(session)
         window = yield from fitter.window(
-            open_session,
-            open_session.stage(turn_id),
+            session,
+            session.stage(turn_id),
             recall=recall,
             question=question,
             overhead_tokens=overhead_tokens,
             whole_tail=whole_tail,
         )
-        fitter.note_window(open_session, window, overhead_tokens, turn_id)
+        fitter.note_window(session, window, overhead_tokens, turn_id)
         return window
 
     awindow = async_method(window)
@@ -351,8 +351,8 @@ class AgentContext(SessionHandle, SharesSessions):
 
         Of a turn that another context has open, it has the question and the rounds that are complete.
         """
-        open_session = yield from self._open_session()
-        return open_session.view_of_all(self._own_turn(open_session))
+        session = yield from self._open_session()
+        return session.view_of_all(self._own_turn(session))
 
     aview = async_method(view)
 
@@ -376,10 +376,10 @@ class AgentContext(SessionHandle, SharesSessions):
 
         Without `max_tokens` the reply reserve counts.
         """
-        open_session = yield from self._open_session()
-        rules, view = open_session.rules(), open_session.view(self._own_turn(open_session))
+        session = yield from self._open_session()
+        rules, view = session.rules(), session.view(self._own_turn(session))
         reply_tokens = rules.reply_reserve_tokens if max_tokens is None else max_tokens
-        return view.tokens + open_session.overhead_tokens + reply_tokens > rules.context_window
+        return view.tokens + session.overhead_tokens + reply_tokens > rules.context_window
 
     ais_full = async_method(is_full)
 
@@ -419,27 +419,27 @@ class AgentContext(SessionHandle, SharesSessions):
     @sync_method
     def gauge(self) -> Flow[WindowGauge]:
         """Returns how full the window is, the room that is left, and the tokens until the next compaction."""
-        open_session = yield from self._open_session()
-        return gauge(open_session, open_session.stage(self._own_turn(open_session)), self._engine.ports.counter)
+        session = yield from self._open_session()
+        return gauge(session, session.stage(self._own_turn(session)), self._engine.ports.counter)
 
     agauge = async_method(gauge)
 
     def usage(self) -> SessionUsage:
         """Returns the reported tokens, replies, compactions and prefix reuse so far."""
-        open_session = self._run(self._open_session())
-        state = open_session.state
+        session = self._run(self._open_session())
+        state = session.state
         return SessionUsage(
             reported=state.usage,
             replies=state.replies,
             turns=state.turns,
             compactions=state.compactions,
             turns_since_summary=None if state.summary_turn < 0 else state.turns - state.summary_turn,
-            window_tokens=open_session.window_tokens().total,
-            budget_tokens=open_session.window_rules().budget_tokens,
-            prefix=open_session.tracker.stats(),
-            cost=costs(open_session, self._engine.ports),
-            summaries=state.summary_usage + open_session.unbooked_usage,
-            summary_calls=state.summary_calls + open_session.unbooked_calls,
+            window_tokens=session.window_tokens().total,
+            budget_tokens=session.window_rules().budget_tokens,
+            prefix=session.tracker.stats(),
+            cost=costs(session, self._engine.ports),
+            summaries=state.summary_usage + session.unbooked_usage,
+            summary_calls=state.summary_calls + session.unbooked_calls,
         )
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:

@@ -49,7 +49,7 @@ from ctxfold.messages import Message, Role, Visibility, system, tool_result, use
 from ctxfold.policy.settings import Policy, PolicyChanges
 from ctxfold.protocols import ContextBackend, Ports, Store, TokenCounter
 from ctxfold.session.memory import SessionMemory
-from ctxfold.session_state import OpenSession
+from ctxfold.state import Session
 from ctxfold.validation import is_a, name_or_own
 
 T = TypeVar("T")
@@ -149,16 +149,12 @@ class SessionHandle(FlowMethods, Closing):
             known_ids=known_ids and not isinstance(messages, str),
             skip_orphans=skip_orphans,
         )
-        open_session = self._engine.known(self._key)
+        session = self._engine.known(self._key)
         added: Added | None = None
-        if (
-            open_session is not None
-            and not open_session.pending_rollbacks
-            and self._prompts in (None, open_session.view().prompts)
-        ):
+        if session is not None and not session.pending_rollbacks and self._prompts in (None, session.view().prompts):
             # mostly nobody else has written since: then nothing needs to be read first
             with suppress(BudgetError, HeadMovedError, MessageError, SessionError):
-                added = yield from add(open_session, expect=open_session.state.head)
+                added = yield from add(session, expect=session.state.head)
         if added is None:
             added = yield from add((yield from self._open_session()))
         self._turn = added.turn_id
@@ -242,9 +238,9 @@ class SessionHandle(FlowMethods, Closing):
         """Empties the conversation, with `prompts` the system prompts too, and returns what was removed. The archive keeps it."""
         removed: list[Message] = []
 
-        def change(engine: Engine, open_session: OpenSession) -> Flow[None]:
-            waiting = [e.message for t in self._waiting(open_session, self._turn) for e in open_session.view(t).turn]
-            removed.extend((*(yield from editing.clear(engine, open_session, prompts=prompts)), *waiting))
+        def change(engine: Engine, session: Session) -> Flow[None]:
+            waiting = [e.message for t in self._waiting(session, self._turn) for e in session.view(t).turn]
+            removed.extend((*(yield from editing.clear(engine, session, prompts=prompts)), *waiting))
 
         yield from self._anew(change)
         return tuple(removed)
@@ -382,16 +378,16 @@ class SessionHandle(FlowMethods, Closing):
 
         It is raised too while half of the budget is free, as a compaction would only hide messages then; not with `force`.
         """
-        open_session = yield from self._open_session()
-        with open_session.lock:
-            turns = list(open_session.state.open)
+        session = yield from self._open_session()
+        with session.lock:
+            turns = list(session.state.open)
         # with several open turns, the compaction cannot be assigned to one of them
-        stage = open_session.stage(turns[0] if len(turns) == 1 else None)
-        used, budget = stage.view.tokens + open_session.overhead_tokens, stage.rules.budget_tokens
+        stage = session.stage(turns[0] if len(turns) == 1 else None)
+        used, budget = stage.view.tokens + session.overhead_tokens, stage.rules.budget_tokens
         if not force and used <= budget // 2:
             free = f"{used:,} of {budget:,} tokens are used, so that nothing needs the room"
             raise NotEnoughHistoryError(f"nothing was compacted: {free}; to compact all the same, force it")
-        outcome = yield from self._engine.fitter.compact(open_session, stage)
+        outcome = yield from self._engine.fitter.compact(session, stage)
         if not outcome.compacted:
             raise NotEnoughHistoryError(f"nothing was compacted: {outcome.reason}")
         return outcome
@@ -504,8 +500,8 @@ class SessionHandle(FlowMethods, Closing):
         "all" writes every version ever stored, and the log, so that `import_jsonl` restores the same session; the other zones
         are what the model sees. With `native` each line has the form that the backend's provider takes.
         """
-        open_session = yield from self._open_session()
-        lines = yield from exported(open_session, LineCodec(self.backend), zone=zone, native=native)
+        session = yield from self._open_session()
+        lines = yield from exported(session, LineCodec(self.backend), zone=zone, native=native)
         return (yield from Call(partial(write_lines, path, lines)))
 
     aexport_jsonl = async_method(export_jsonl)
@@ -574,35 +570,33 @@ class SessionHandle(FlowMethods, Closing):
 
     # driving
 
-    def _own_turn(self, open_session: OpenSession) -> str | None:
+    def _own_turn(self, session: Session) -> str | None:
         """Returns the turn that this context has open; no other context sees it."""
-        with open_session.lock:
-            return next((t for t in (self._turn, self._request_turn) if t in open_session.state.open), None)
+        with session.lock:
+            return next((t for t in (self._turn, self._request_turn) if t in session.state.open), None)
 
-    def _open_session(self) -> Flow[OpenSession]:
+    def _open_session(self) -> Flow[Session]:
         return (yield from self._engine.open(self._key, create=self._create, prompts=self._prompts))
 
-    def _edit(self, change: Callable[[Engine, OpenSession], Flow[T]]) -> Flow[T]:
-        open_session = yield from self._open_session()
-        return (yield from change(self._engine, open_session))
+    def _edit(self, change: Callable[[Engine, Session], Flow[T]]) -> Flow[T]:
+        session = yield from self._open_session()
+        return (yield from change(self._engine, session))
 
-    def _anew(self, change: Callable[[Engine, OpenSession], Flow[str | None]], *, whole: bool = True) -> Flow[None]:
+    def _anew(self, change: Callable[[Engine, Session], Flow[str | None]], *, whole: bool = True) -> Flow[None]:
         """Makes a change that leaves another turn open, or none. The turn before is discarded, with its pending tool calls.
 
         A change of the `whole` conversation discards every turn that waits for tool results, whoever opened it.
         """
-        open_session = yield from self._open_session()
-        before, self._turn = self._turn, (yield from change(self._engine, open_session))
-        for turn in self._waiting(open_session, before, whole=whole):
+        session = yield from self._open_session()
+        before, self._turn = self._turn, (yield from change(self._engine, session))
+        for turn in self._waiting(session, before, whole=whole):
             if turn != self._turn:
-                yield from self._engine.close(open_session, turn, "discarded")
+                yield from self._engine.close(session, turn, "discarded")
 
-    def _waiting(self, open_session: OpenSession, own: str | None, *, whole: bool = True) -> list[str]:
+    def _waiting(self, session: Session, own: str | None, *, whole: bool = True) -> list[str]:
         """Returns the turns that are discarded when a conversation is replaced."""
-        with open_session.lock:
-            return [
-                t for t, turn in open_session.state.open.items() if t == own or (whole and open_calls(turn.entries))
-            ]
+        with session.lock:
+            return [t for t, turn in session.state.open.items() if t == own or (whole and open_calls(turn.entries))]
 
     @property
     def _ports(self) -> Ports:

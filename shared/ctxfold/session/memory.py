@@ -15,7 +15,7 @@ from ctxfold.memory.categories import MEMORY_KINDS
 from ctxfold.memory.extraction import EXTRACTED, check_kinds, learn
 from ctxfold.memory.store import Recollection, new_item, search, visible
 from ctxfold.protocols import Ports, Store
-from ctxfold.session_state import OpenSession
+from ctxfold.state import Session
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class SessionMemory(FlowMethods):
     key replaces the old one; `forget` empties items, and erasing a message or a session takes what was learnt from it along.
     """
 
-    def __init__(self, engine: Engine, load_session: Callable[[], Flow[OpenSession]]) -> None:
+    def __init__(self, engine: Engine, load_session: Callable[[], Flow[Session]]) -> None:
         self._engine = engine
         self._open = load_session
 
@@ -49,11 +49,11 @@ class SessionMemory(FlowMethods):
         `key` is what it is about; `sources` are ids of messages of this session (MessageNotFoundError for others). A relation
         has `subject`, `predicate` and `object`, and needs no text; a trajectory `intent` and `outcome`.
         """
-        open_session = yield from self._open()
+        session = yield from self._open()
         for message_id in sources:
-            yield from original_record(open_session, message_id)  # it is erased with them: they have to be there
+            yield from original_record(session, message_id)  # it is erased with them: they have to be there
         item = new_item(
-            open_session.key,
+            session.key,
             self._engine.ports,
             kind,
             text,
@@ -63,40 +63,40 @@ class SessionMemory(FlowMethods):
             sources=sources,
             data=data,
         )
-        return (yield from StoreCall(Store.remember, open_session.key.owner, [item]))[0]
+        return (yield from StoreCall(Store.remember, session.key.owner, [item]))[0]
 
     aadd = async_method(add)
 
     @sync_method
     def list(self, kind: str | None = None, *, everything: bool = False) -> Flow[tuple[MemoryItem, ...]]:
         """Returns the items that this session sees, newest first; with `everything`, superseded and forgotten ones too."""
-        open_session = yield from self._open()
+        session = yield from self._open()
         kinds = None if kind is None else (kind,)
         items = yield from StoreCall(
-            Store.memories, open_session.key.owner, kinds=kinds, newest=1_000_000, everything=everything
+            Store.memories, session.key.owner, kinds=kinds, newest=1_000_000, everything=everything
         )
-        return tuple(visible(items, open_session.key))
+        return tuple(visible(items, session.key))
 
     alist = async_method(list)  # noqa: A003 - the method above
 
     @sync_method
     def search(self, query: str, kind: str | None = None, *, limit: int = 10) -> Flow[tuple[Recollection, ...]]:
         """Returns the current items that match the query, best first."""
-        open_session = yield from self._open()
-        return (yield from search(open_session.key, query, kinds=None if kind is None else (kind,), limit=limit))
+        session = yield from self._open()
+        return (yield from search(session.key, query, kinds=None if kind is None else (kind,), limit=limit))
 
     asearch = async_method(search)
 
     @sync_method
     def forget(self, *ids: str) -> Flow[tuple[MemoryItem, ...]]:
         """Forgets items and returns them as they were. Their text is erased, and their source messages do not bring them back."""
-        open_session = yield from self._open()
+        session = yield from self._open()
         mine = visible(
-            (yield from StoreCall(Store.memories, open_session.key.owner, newest=1_000_000, everything=True)),
-            open_session.key,
+            (yield from StoreCall(Store.memories, session.key.owner, newest=1_000_000, everything=True)),
+            session.key,
         )
         known = {i.id for i in mine}
-        return (yield from StoreCall(Store.forget, open_session.key.owner, [i for i in ids if i in known]))
+        return (yield from StoreCall(Store.forget, session.key.owner, [i for i in ids if i in known]))
 
     aforget = async_method(forget)
 
@@ -117,14 +117,14 @@ class SessionMemory(FlowMethods):
 
 
 def learn_from_session(
-    engine: Engine, load_session: Callable[[], Flow[OpenSession]], kinds: Sequence[str]
+    engine: Engine, load_session: Callable[[], Flow[Session]], kinds: Sequence[str]
 ) -> Flow[tuple[MemoryItem, ...]]:
     """Stores what the whole session says of these kinds, compacted or not, and returns the new items."""
     checked_kinds = check_kinds(kinds or [k for k in EXTRACTED if not MEMORY_KINDS[k].experimental])
-    open_session = yield from load_session()
-    records = yield from StoreCall(Store.read, open_session.key)
+    session = yield from load_session()
+    records = yield from StoreCall(Store.read, session.key)
     stored_messages = [(r, m) for r in records if (m := stored_message(r)) is not None]
     newest = {m.id: Entry(m.id, r.seq, m, 0) for r, m in stored_messages if m.visibility != "user"}
-    items, event = yield from learn(open_session, tuple(newest.values()), engine.ports, kinds=checked_kinds)
+    items, event = yield from learn(session, tuple(newest.values()), engine.ports, kinds=checked_kinds)
     engine.events.emit(event)
     return items

@@ -24,7 +24,7 @@ from ctxfold.protocols import Ports
 from ctxfold.sections.fill import Filled, fill
 from ctxfold.sections.section import Item, shares_by_kind
 from ctxfold.sections.skills import ranked_skills
-from ctxfold.session_state import OpenSession
+from ctxfold.state import Session
 from ctxfold.validation import name_or_own, whole_number
 
 T = TypeVar("T")
@@ -249,52 +249,49 @@ class ContextService(FlowMethods):
 
     # driving
 
-    def _edit(self, session: str | None, owner: str | None, work: Callable[[Engine, OpenSession], Flow[T]]) -> Flow[T]:
+    def _edit(self, session: str | None, owner: str | None, work: Callable[[Engine, Session], Flow[T]]) -> Flow[T]:
         key = SessionKey(
             name_or_own("owner name", owner, self._key.owner), name_or_own("session name", session, self._key.session)
         )
-        open_session = yield from self._engine.open(key)
-        return (yield from work(self._engine, open_session))
+        return (yield from work(self._engine, (yield from self._engine.open(key))))
 
     @property
     def _ports(self) -> Ports:
         return self._engine.ports
 
 
-def _reset(engine: Engine, open_session: OpenSession) -> Flow[tuple[Message, ...]]:
-    for turn_id in tuple(open_session.state.open):
-        yield from engine.close(open_session, turn_id, "discarded")
-    return (yield from editing.clear(engine, open_session))
+def _reset(engine: Engine, session: Session) -> Flow[tuple[Message, ...]]:
+    for turn_id in tuple(session.state.open):
+        yield from engine.close(session, turn_id, "discarded")
+    return (yield from editing.clear(engine, session))
 
 
-def _trimmed(engine: Engine, open_session: OpenSession, budget_tokens: int) -> Flow[int]:
+def _trimmed(engine: Engine, session: Session, budget_tokens: int) -> Flow[int]:
     if budget_tokens == 0:
         return 0
     limit = whole_number("budget_tokens", budget_tokens, "give the tokens to trim to, or 0 to trim nothing")
-    outcome = yield from engine.fitter.compact(open_session, open_session.stage(), strategy=Trim(limit))
+    outcome = yield from engine.fitter.compact(session, session.stage(), strategy=Trim(limit))
     return outcome.event.archived if outcome.event is not None else 0
 
 
-def _maintained(engine: Engine, open_session: OpenSession) -> Flow[Tier]:
-    outcome = yield from engine.fitter.maintain(open_session, open_session.stage())
+def _maintained(engine: Engine, session: Session) -> Flow[Tier]:
+    outcome = yield from engine.fitter.maintain(session, session.stage())
     if outcome is None or outcome.event is None:
         return "none"
     return "soft" if outcome.event.strategy in ("clear_tools", "tool_summaries") else "hard"
 
 
-def _between_rounds(engine: Engine, open_session: OpenSession) -> Flow[bool]:
-    turn_id = next(reversed(open_session.state.open), None)
-    outcome = yield from engine.fitter.compact(open_session, open_session.stage(turn_id), strategy=BetweenRounds())
+def _between_rounds(engine: Engine, session: Session) -> Flow[bool]:
+    turn_id = next(reversed(session.state.open), None)
+    outcome = yield from engine.fitter.compact(session, session.stage(turn_id), strategy=BetweenRounds())
     return outcome.compacted
 
 
-def _compacted(
-    engine: Engine, open_session: OpenSession, focus: bool | str, summary_tokens: int | None
-) -> Flow[Outcome]:
+def _compacted(engine: Engine, session: Session, focus: bool | str, summary_tokens: int | None) -> Flow[Outcome]:
     try:
         return (
             yield from engine.fitter.compact(
-                open_session, open_session.stage(), strategy=_focus(focus), summary_tokens=summary_tokens
+                session, session.stage(), strategy=_focus(focus), summary_tokens=summary_tokens
             )
         )
     except StoreError as error:
@@ -305,40 +302,40 @@ def _focus(focus: bool | str) -> Focus | None:
     return Focus(focus if isinstance(focus, str) else "") if focus else None
 
 
-def _ahead(engine: Engine, open_session: OpenSession, threshold_ratio: float, focus: bool | str) -> Flow[bool]:
+def _ahead(engine: Engine, session: Session, threshold_ratio: float, focus: bool | str) -> Flow[bool]:
     if not 0 <= threshold_ratio <= 1:
         raise ConfigError(f"threshold_ratio is {threshold_ratio}: give a part of the budget, between 0 and 1")
-    turn_id = next(reversed(open_session.state.open), None)
-    stage = open_session.stage(turn_id)
-    if stage.view.tokens + open_session.overhead_tokens <= threshold_ratio * stage.rules.budget_tokens:
+    turn_id = next(reversed(session.state.open), None)
+    stage = session.stage(turn_id)
+    if stage.view.tokens + session.overhead_tokens <= threshold_ratio * stage.rules.budget_tokens:
         return False
-    outcome = yield from engine.fitter.compact(open_session, stage, strategy=_focus(focus))
+    outcome = yield from engine.fitter.compact(session, stage, strategy=_focus(focus))
     return outcome.compacted
 
 
-def _refreshed(engine: Engine, open_session: OpenSession) -> Flow[str]:
-    engine.events.emit(*(yield from refresh_goal(open_session, open_session.stage(), engine.ports)))
-    return open_session.state.goal.goal
+def _refreshed(engine: Engine, session: Session) -> Flow[str]:
+    engine.events.emit(*(yield from refresh_goal(session, session.stage(), engine.ports)))
+    return session.state.goal.goal
 
 
-def _refreshed_step(engine: Engine, open_session: OpenSession) -> Flow[str]:
-    yield from _refreshed(engine, open_session)
-    step = open_session.state.goal.subgoals[-1:]
+def _refreshed_step(engine: Engine, session: Session) -> Flow[str]:
+    yield from _refreshed(engine, session)
+    step = session.state.goal.subgoals[-1:]
     return step[0].text if step else ""
 
 
-def _prepared(engine: Engine, open_session: OpenSession, question: str, assembly: Assembly) -> Flow[ContextDelta]:
+def _prepared(engine: Engine, session: Session, question: str, assembly: Assembly) -> Flow[ContextDelta]:
     """Stores the sections before the question: the caller adds the question and the reply like any other messages."""
     if assembly not in get_args(Assembly):
         raise ConfigError(f"assembly is {assembly!r}: use one of {', '.join(get_args(Assembly))}")
     counter, fitter = engine.ports.counter, engine.fitter
-    memory_first = assembly == "memory_first" or (assembly == "adaptive" and open_session.state.turns >= ADAPTIVE_TURNS)
+    memory_first = assembly == "memory_first" or (assembly == "adaptive" and session.state.turns >= ADAPTIVE_TURNS)
     if memory_first:
-        yield from fitter.compact(open_session, open_session.stage(), strategy=Newest(MEMORY_FIRST_MESSAGES))
-    stage, question_tokens = open_session.stage(), counter.count(user(question, id="asked"))
+        yield from fitter.compact(session, session.stage(), strategy=Newest(MEMORY_FIRST_MESSAGES))
+    stage, question_tokens = session.stage(), counter.count(user(question, id="asked"))
     budget = stage.rules.budget_tokens
     sources = replace(fitter.sources, judges_skills=True)
-    fill_sections = partial(fill, open_session, question=question, sources=sources, ports=engine.ports)
+    fill_sections = partial(fill, session, question=question, sources=sources, ports=engine.ports)
     required, required_events = yield from fill_sections(
         stage,
         [s for s in fitter.sections if s.required],
@@ -346,23 +343,23 @@ def _prepared(engine: Engine, open_session: OpenSession, question: str, assembly
         required_tokens=budget - sum(e.tokens for e in stage.view.system) - question_tokens,
     )
     reserved = sum(f.tokens for f in required)
-    window = yield from fitter.window(open_session, stage, question=question, sections=(), overhead_tokens=reserved)
+    window = yield from fitter.window(session, stage, question=question, sections=(), overhead_tokens=reserved)
     used = window.view.tokens + question_tokens + fitter.count_text(window.recalled)
     share = shares_by_kind([s.kind for s in fitter.sections], memory_first=memory_first)
     optional, optional_events = yield from fill_sections(
         replace(stage, view=window.view),
         [s if s.share is not None else replace(s, share=share.get(s.kind)) for s in fitter.sections if not s.required],
-        room_tokens=budget - used - open_session.overhead_tokens,
+        room_tokens=budget - used - session.overhead_tokens,
     )
     filled, events = (*required, *optional), (*required_events, *optional_events)
     engine.events.emit(*events)
-    yield from section_placement.store(engine, open_session, [f for f in filled if _stored(f)])
+    yield from section_placement.store(engine, session, [f for f in filled if _stored(f)])
     section_texts = [f.text for f in filled if not _stored(f) and f.note.kind != CODE]
     return ContextDelta(
-        messages=open_session.view().messages,
+        messages=session.view().messages,
         recalled="\n\n".join(text for text in (window.recalled, *section_texts) if text),
         code="".join(f.text for f in filled if f.note.kind == CODE),
-        injected=tuple(f.event(open_session.key.session) for f in filled),
+        injected=tuple(f.event(session.key.session) for f in filled),
         skipped=tuple(e for e in events if isinstance(e, SectionSkipped)),
         assembly="memory_first" if memory_first else "full_history",
         used_tokens=used + sum(f.tokens for f in filled),

@@ -151,7 +151,7 @@ class ToolSummaries:
 
 
 @dataclass(slots=True)
-class OpenSession:
+class Session:
     """Holds one session in use. `lock` guards the state; it is never held across an effect."""
 
     state: SessionState
@@ -456,26 +456,26 @@ def draft(
     return Draft(record_id or ports.ids.new(), body, turn_id, ports.clock.now_s(), provisional)
 
 
-def refresh(open_session: OpenSession, ports: Ports) -> Flow[None]:
+def refresh(session: Session, ports: Ports) -> Flow[None]:
     """Catches up with other writers; takes one indexed read when there is nothing new.
 
     Raises SessionNotFoundError when the session was erased; when it was begun anew since, that one is loaded.
     """
-    with open_session.lock:
-        head, head_id = open_session.state.head, open_session.state.head_id
+    with session.lock:
+        head, head_id = session.state.head, session.state.head_id
     # the newest known record is read again: it tells whether this is still the same log
-    records = yield from StoreCall(Store.read, open_session.key, after=max(0, head - 1))
+    records = yield from StoreCall(Store.read, session.key, after=max(0, head - 1))
     if head and (not records or records[0].id != head_id):
-        state = yield from load(open_session.key, ports)
-        with open_session.lock:
-            open_session.state = state
-            open_session.forget_texts()
+        state = yield from load(session.key, ports)
+        with session.lock:
+            session.state = state
+            session.forget_texts()
         return
-    yield from _take_in(open_session, records[1:] if head else records, ports)
+    yield from _take_in(session, records[1:] if head else records, ports)
 
 
 def append(
-    open_session: OpenSession,
+    session: Session,
     drafts: Sequence[Draft],
     ports: Ports,
     *,
@@ -483,25 +483,25 @@ def append(
     documents: Sequence[Document] = (),
 ) -> Flow[tuple[Record, ...]]:
     """Stores drafts and folds them in, with the records that others have written since."""
-    with open_session.lock:
-        known, known_id = open_session.state.head, open_session.state.head_id
+    with session.lock:
+        known, known_id = session.state.head, session.state.head_id
     records = yield from StoreCall(
         Store.append,
-        open_session.key,
+        session.key,
         drafts,
         known=known,
         expect=expect,
         documents=documents,
         known_id=known_id or None,
     )
-    yield from _take_in(open_session, records, ports)
-    if open_session.state.head - open_session.state.snapshot_seq >= SNAPSHOT_EVERY:
-        yield from _snapshot(open_session, ports)
+    yield from _take_in(session, records, ports)
+    if session.state.head - session.state.snapshot_seq >= SNAPSHOT_EVERY:
+        yield from _snapshot(session, ports)
     return records
 
 
 def append_messages(
-    open_session: OpenSession,
+    session: Session,
     drafts: Sequence[Draft],
     ports: Ports,
     *,
@@ -518,44 +518,44 @@ def append_messages(
         if isinstance(d.body, MessageAdded) and d.body.shown is not None
     ]
     if not oversized:
-        return (yield from append(open_session, drafts, ports, expect=expect, documents=documents))
+        return (yield from append(session, drafts, ports, expect=expect, documents=documents))
     by_place = yield from index_entries(oversized)
     for _ in range(DECIDE_TRIES):
-        with open_session.lock:
-            head = open_session.state.head if expect is None else expect
+        with session.lock:
+            head = session.state.head if expect is None else expect
         # after the head is read: another request of this process may have stored some since the caller looked
-        if expect is None and (yield from StoreCall(Store.find, open_session.key, [d.id for d in drafts])):
+        if expect is None and (yield from StoreCall(Store.find, session.key, [d.id for d in drafts])):
             break
         placed = [replace(document, seq=head + document.seq) for document in by_place]
         try:
-            return (yield from append(open_session, drafts, ports, expect=head, documents=(*documents, *placed)))
+            return (yield from append(session, drafts, ports, expect=head, documents=(*documents, *placed)))
         except HeadMovedError:
             if expect is not None:
                 raise
-            yield from refresh(open_session, ports)
+            yield from refresh(session, ports)
     # the session has some of these already, or many write all the time: where the records will stand is not known before
-    records = yield from append(open_session, drafts, ports, documents=documents)
+    records = yield from append(session, drafts, ports, documents=documents)
     seqs = {r.id: r.seq for r in records}
     stored = [(seqs.get(drafts[document.seq - 1].id), document) for document in by_place]
     placed = [replace(document, seq=seq) for seq, document in stored if seq is not None]
-    yield from append(open_session, (), ports, documents=placed)
+    yield from append(session, (), ports, documents=placed)
     return records
 
 
-def _take_in(open_session: OpenSession, records: Sequence[Record], ports: Ports) -> Flow[None]:
-    with open_session.lock:
-        open_session.state.apply(records)
+def _take_in(session: Session, records: Sequence[Record], ports: Ports) -> Flow[None]:
+    with session.lock:
+        session.state.apply(records)
         if any(isinstance(r.body, Erased) for r in records):
-            open_session.forget_texts()
-    while open_session.state.stale:
-        state = yield from load(open_session.key, ports)
-        with open_session.lock:
-            if state.head >= open_session.state.head:
-                open_session.state = state
+            session.forget_texts()
+    while session.state.stale:
+        state = yield from load(session.key, ports)
+        with session.lock:
+            if state.head >= session.state.head:
+                session.state = state
 
 
 def append_decided(
-    open_session: OpenSession,
+    session: Session,
     decide: Callable[[SessionState], Sequence[Draft]],
     ports: Ports,
     *,
@@ -563,77 +563,77 @@ def append_decided(
 ) -> Flow[tuple[Record, ...]]:
     """Stores what `decide` makes of the newest state, and indexes `documents`; decides again when another writer was first."""
     for _ in range(DECIDE_TRIES):
-        with open_session.lock:
-            head = open_session.state.head
-            drafts = decide(open_session.state)
+        with session.lock:
+            head = session.state.head
+            drafts = decide(session.state)
         if not drafts:
             return ()
         try:
-            return (yield from append(open_session, drafts, ports, expect=head, documents=documents()))
+            return (yield from append(session, drafts, ports, expect=head, documents=documents()))
         except HeadMovedError:
-            yield from refresh(open_session, ports)
+            yield from refresh(session, ports)
     raise StoreUnavailableError(
-        f"other writers of session {open_session.key.session!r} were first {DECIDE_TRIES} times in a row; nothing was "
+        f"other writers of session {session.key.session!r} were first {DECIDE_TRIES} times in a row; nothing was "
         "written: try again"
     )
 
 
-def close_turns(open_session: OpenSession, turn_ids: Sequence[str], status: TurnStatus, ports: Ports) -> Flow[bool]:
+def close_turns(session: Session, turn_ids: Sequence[str], status: TurnStatus, ports: Ports) -> Flow[bool]:
     """Closes turns that are still open; returns True when this call closed any."""
 
     def closings(state: SessionState) -> list[Draft]:
         return [closing_draft(ports, t, status) for t in turn_ids if t in state.open]
 
-    yield from refresh(open_session, ports)
-    return bool((yield from append_decided(open_session, closings, ports)))
+    yield from refresh(session, ports)
+    return bool((yield from append_decided(session, closings, ports)))
 
 
-def _snapshot(open_session: OpenSession, ports: Ports) -> Flow[None]:
-    with open_session.lock:
-        head, head_id = open_session.state.head, open_session.state.head_id
-        snapshot = snapshot_draft(open_session.state, ports)
+def _snapshot(session: Session, ports: Ports) -> Flow[None]:
+    with session.lock:
+        head, head_id = session.state.head, session.state.head_id
+        snapshot = snapshot_draft(session.state, ports)
     with suppress(HeadMovedError):  # another writer was first: the next append takes it
         records = yield from StoreCall(
-            Store.append, open_session.key, (snapshot,), known=head, expect=head, known_id=head_id
+            Store.append, session.key, (snapshot,), known=head, expect=head, known_id=head_id
         )
-        with open_session.lock:
-            open_session.state.apply(records)
+        with session.lock:
+            session.state.apply(records)
 
 
 def snapshot_draft(state: SessionState, ports: Ports) -> Draft:
     return draft(ports, SnapshotTaken(dump_state(state, ports.counter.id)))
 
 
-def timed_out_turns(open_session: OpenSession, ports: Ports) -> tuple[str, ...]:
+def timed_out_turns(session: Session, ports: Ports) -> tuple[str, ...]:
     """Returns the turns without a new record for 15 minutes."""
     now = ports.clock.now_s()
-    with open_session.lock:
-        return tuple(t for t, turn in open_session.state.open.items() if now - turn.at_s > TURN_TIMEOUT_S)
+    with session.lock:
+        return tuple(t for t, turn in session.state.open.items() if now - turn.at_s > TURN_TIMEOUT_S)
 
 
 def closing_draft(ports: Ports, turn_id: str, status: TurnStatus) -> Draft:
     return draft(ports, TurnClosed(status), turn_id=turn_id, record_id=f"c:{turn_id}")
 
 
-def record_names(open_session: OpenSession, ids: Iterable[str]) -> Flow[dict[str, str]]:
+def record_names(session: Session, ids: Iterable[str]) -> Flow[dict[str, str]]:
     """Returns a free record id for each message id, whatever the session has under it."""
-    chains = yield from record_chains(open_session, ids)
+    chains = yield from record_chains(session, ids)
     return {message_id: record_name(message_id, len(chain) + 1) for message_id, chain in chains.items()}
 
 
-def known_records(open_session: OpenSession, message_id: str) -> Flow[tuple[Record, ...]]:
+def known_records(session: Session, message_id: str) -> Flow[tuple[Record, ...]]:
     """Returns every record that added the message or changed its content, oldest first."""
-    chains = yield from record_chains(open_session, (message_id,))
+    chains = yield from record_chains(session, (message_id,))
     return tuple(chains[message_id])
 
 
-def record_chains(open_session: OpenSession, ids: Iterable[str]) -> Flow[dict[str, list[Record]]]:
+def record_chains(session: Session, ids: Iterable[str]) -> Flow[dict[str, list[Record]]]:
     """Returns, for each message id, its records, oldest first."""
     chains: dict[str, list[Record]] = {message_id: [] for message_id in ids}
     pending_ids, attempt = list(chains), 1
     while pending_ids:
         names = {record_name(message_id, attempt): message_id for message_id in pending_ids}
-        records = yield from StoreCall(Store.find, open_session.key, tuple(names))
+        records = yield from StoreCall(Store.find, session.key, tuple(names))
         for record in records:
             chains[names[record.id]].append(record)
         pending_ids = [i for i in pending_ids if len(chains[i]) == attempt]
@@ -645,21 +645,21 @@ def record_name(message_id: str, attempt: int) -> str:
     return f"m:{message_id}" if attempt == 1 else f"m:{message_id}#{attempt}"
 
 
-def check_open(open_session: OpenSession, turn_id: str | None) -> None:
-    with open_session.lock:
-        closed = turn_id in open_session.state.closed
+def check_open(session: Session, turn_id: str | None) -> None:
+    with session.lock:
+        closed = turn_id in session.state.closed
     if closed:
         raise TurnClosedError(
-            f"turn {turn_id!r} of session {open_session.key.session!r} was closed meanwhile (a cancelled request takes its "
+            f"turn {turn_id!r} of session {session.key.session!r} was closed meanwhile (a cancelled request takes its "
             "question back, and opening a session closes turns without a new record for 15 minutes): later messages are not "
             "part of the conversation; send the question again"
         )
 
 
-def originals(open_session: OpenSession, entries: Iterable[Entry]) -> Flow[dict[int, Message]]:
+def originals(session: Session, entries: Iterable[Entry]) -> Flow[dict[int, Message]]:
     """Returns, by the record's `seq`, the original of each entry that the model sees as an excerpt."""
     ids = {e.seq: e.id for e in entries if e.shown_seq}
-    records = (yield from StoreCall(Store.fetch, open_session.key, tuple(ids))) if ids else ()
+    records = (yield from StoreCall(Store.fetch, session.key, tuple(ids))) if ids else ()
     return {r.seq: message for r in records if (message := message_in(r, ids[r.seq])) is not None}
 
 
