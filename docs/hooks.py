@@ -41,17 +41,21 @@ def reference(package: str, about: str) -> str:
             sys.path.insert(0, place)
     module = importlib.import_module(package)
     where = _homes(package)
-    blocks = [f"::: {where[name]}.{name}" for name in sorted(module.__all__, key=str.casefold)]
+    names = [*sorted(module.__all__, key=str.casefold), *sorted(where.keys() - {*module.__all__}, key=str.casefold)]
+    blocks = [f"::: {where[name]}.{name}" for name in names]
     return f"# `{package}`\n\n{about}\n\n" + "\n\n".join(blocks) + "\n"
 
 
 def _homes(package: str) -> dict[str, str]:
-    """Returns the module that each public name is imported from, as the package's own imports say."""
+    """Returns the module of each public name, as the package's own imports and the tables of api.md say."""
     start = Path(str(importlib.import_module(package).__file__))
     homes: dict[str, str] = {}
     for node in ast.walk(ast.parse(start.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package):
             homes |= {name.asname or name.name: str(node.module) for name in node.names}
+    api = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for name, listed in re.findall(rf"^\| `({package}\.[\w.]+)` \| ([^|]*) \|", api, flags=re.MULTILINE):
+        homes |= dict.fromkeys(re.findall(r"`(\w+)`", listed), name)
     return homes
 
 

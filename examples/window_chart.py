@@ -14,18 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ctxfold import (
-    AgentContext,
-    Message,
-    MessageCounter,
-    RatioCounter,
-    ToolCallPart,
-    Window,
-    assistant,
-    system,
-    tool_result,
-    user,
-)
+from ctxfold import AgentContext, Message, ToolCallPart, assistant, system, tool_result, user
+from ctxfold.engine.fit import Window
+from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import RatioCounter
 from examples.demo.story import Question, Story, Turn, load_story
 
 __all__ = ["Measured", "draw", "main", "measure"]

@@ -14,13 +14,19 @@ from typing import Any, Self, TypeAlias, Unpack
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, message_to_dict
 
-from ctxfold import OrphanToolResultError
 from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.adapters.tool_rounds import paired
 from ctxfold.effects import Flow, StoreCall, flow_of
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
-from ctxfold.errors import ConfigError, CtxWarning, EmptyMessagesError, MessageConflictError, StoreError
+from ctxfold.errors import (
+    ConfigError,
+    CtxWarning,
+    EmptyMessagesError,
+    MessageConflictError,
+    OrphanToolResultError,
+    StoreError,
+)
 from ctxfold.history.records import MessageAdded, SessionKey
 from ctxfold.messages import Message, ToolCallPart, content_key, is_final, result_as_text
 from ctxfold.protocols import Store, TokenCounter

@@ -18,7 +18,7 @@ from langchain_core.callbacks import (
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
 
-from ctxfold import (
+from ctxfold.events import (
     CompactionHeld,
     CompactionProgress,
     CompactionStarted,

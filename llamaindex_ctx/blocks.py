@@ -9,8 +9,8 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory.memory import BaseMemoryBlock
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
-from ctxfold import Window
 from ctxfold.adapters.tool_rounds import unanswered
+from ctxfold.engine.fit import Window
 from ctxfold.errors import BudgetError, ConfigError
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.lru import LruCache

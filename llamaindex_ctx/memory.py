@@ -27,13 +27,20 @@ from pydantic import (
     model_validator,
 )
 
-from ctxfold import OrphanToolResultError, Section, Window
+from ctxfold import Section
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.sessions import check_settings
 from ctxfold.adapters.tool_rounds import finished, paired, unanswered
 from ctxfold.effects import Flow, flow_of
 from ctxfold.engine.engine import Engine
-from ctxfold.errors import ConfigError, ContextOverflowError, MessageTooLargeError, WindowTooSmallError
+from ctxfold.engine.fit import Window
+from ctxfold.errors import (
+    ConfigError,
+    ContextOverflowError,
+    MessageTooLargeError,
+    OrphanToolResultError,
+    WindowTooSmallError,
+)
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
 from ctxfold.messages import MediaPart, Message, ToolCallPart, result_as_text

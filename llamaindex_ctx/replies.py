@@ -20,12 +20,12 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms.llm import ToolSelection
 from pydantic_core import from_json, to_jsonable_python
 
-from ctxfold import Fold, Message, Reply, Usage
+from ctxfold import Message, Reply, Usage
 from ctxfold.adapters.part_order import bound
 from ctxfold.errors import InvalidToolArgumentsError
 from ctxfold.messages import REFUSAL, Part, ReasoningPart, TextPart, ToolCallPart
 from ctxfold.protocols import Chunk, ToolCallDelta
-from ctxfold.stream import ToolCalls
+from ctxfold.stream import Fold, ToolCalls
 from ctxfold.validation import as_dict, as_list
 from llamaindex_ctx.messages import from_chat_message, to_chat_message
 

@@ -101,10 +101,12 @@ def find_source(name: str) -> Source:
     if name.startswith(PROCESS):
         raise ConfigError(
             f"this memory's store was never registered, and it is closed, belongs to another process, or is older than the newest "
-            f"{MADE_UP} unregistered ones: call llamaindex_ctx.register_store(name, url_or_store) and open memories with store=name"
+            f"{MADE_UP} unregistered ones: call llamaindex_ctx.store_registry.register_store(name, url_or_store) "
+            "and open memories with store=name"
         )
     raise ConfigError(
-        f"no store is registered as {name!r} in this process: call llamaindex_ctx.register_store({name!r}, url_or_store) before "
+        f"no store is registered as {name!r} in this process: "
+        f"call llamaindex_ctx.store_registry.register_store({name!r}, url_or_store) before "
         "this memory is opened; a file is given by its URL, such as sqlite:///chat.db"
     )
 

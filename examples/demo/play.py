@@ -14,8 +14,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from ctxfold import AgentContext, CtxError, text_counter
+from ctxfold import AgentContext, CtxError
 from ctxfold.testing import ModelServer
+from ctxfold.tokens.text import text_counter
 from examples.demo.application import Application, Settings, Tool
 from examples.demo.examine import ask_memory, ask_trimmed
 from examples.demo.report import Run, print_event, print_start, print_table

@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ctxfold import CompactionHeld, Event, HistoryCompacted, SessionUsage
+from ctxfold import CompactionHeld, Event, HistoryCompacted
+from ctxfold.session.context import SessionUsage
 from examples.demo.examine import Score
 
 __all__ = ["Run", "print_event", "print_start", "print_table"]

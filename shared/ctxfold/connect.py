@@ -34,8 +34,8 @@ from ctxfold.validation import check_has, is_a, kind_of, whole_number
 OPENAI = "openai_chat"
 STORES = "sqlite:///file.db, postgresql+psycopg://..., memory://, or a Store object"
 MODELS = (
-    "give a backend such as OpenAIChatBackend; a model of LangChain goes into langchain_ctx.LangChainBackend, an LLM of LlamaIndex "
-    "into llamaindex_ctx.LlamaIndexBackend"
+    "give a backend such as OpenAIChatBackend; a model of LangChain goes into langchain_ctx.backend.LangChainBackend, "
+    "an LLM of LlamaIndex into llamaindex_ctx.backend.LlamaIndexBackend"
 )
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ def _memory() -> MemoryStore:
     return MemoryStore()
 
 
-BACKENDS: Mapping[Wire, str] = {
-    "anthropic_messages": "AnthropicBackend",
-    "bedrock_converse": "BedrockBackend",
-    "gemini": "GeminiBackend",
-    "openai_chat": "OpenAIChatBackend",
-    "openai_responses": "OpenAIResponsesBackend",
+BACKENDS: Mapping[Wire, tuple[str, str]] = {  # folder and class
+    "anthropic_messages": ("anthropic", "AnthropicBackend"),
+    "bedrock_converse": ("converse", "BedrockBackend"),
+    "gemini": ("gemini", "GeminiBackend"),
+    "openai_chat": ("openai_chat", "OpenAIChatBackend"),
+    "openai_responses": ("openai_responses", "OpenAIResponsesBackend"),
 }
 
 
@@ -90,7 +90,8 @@ def open_backend(provider: str, model: str, *, wire: Wire | None = None, **setti
     from ctxfold.backends.profile import load_profile
 
     row = load_profile(settings.pop("profile", None) or provider).for_wire(wire)
-    backend: type[HttpBackend] = getattr(import_module("ctxfold.backends"), BACKENDS[row.wire])
+    folder, name = BACKENDS[row.wire]
+    backend: type[HttpBackend] = getattr(import_module(f"ctxfold.backends.{folder}.backend"), name)
     return backend(model=model, profile=row, **settings)
 
 
@@ -154,7 +155,12 @@ def message_counter(
     custom: Any = counter
     if not isinstance(counter, type) and hasattr(custom, "count_tools"):
         return cast("TokenCounter", custom)
-    check_has("counter", custom, ("count",), "give one with an id and count(text), such as ctxfold.text_counter(model)")
+    check_has(
+        "counter",
+        custom,
+        ("count",),
+        "give one with an id and count(text), such as ctxfold.tokens.text.text_counter(model)",
+    )
     if not isinstance(getattr(custom, "id", None), str):
         raise ConfigError(
             f"counter, {kind_of(custom)}, has no id: name it (id = 'mine'), because sessions store its counts"

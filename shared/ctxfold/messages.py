@@ -431,7 +431,7 @@ def _check_message(value: object) -> None:
     if not isinstance(value, Message):
         raise MessageError(
             f"a message is {kind_of(value)}: give text, or ctxfold.Message, such as context.user_message('...') returns; "
-            "langchain_ctx.from_langchain and llamaindex_ctx.from_chat_messages convert those of the frameworks"
+            "langchain_ctx.messages.from_langchain and llamaindex_ctx.messages.from_chat_messages convert those of the frameworks"
         )
     if value.visibility not in VISIBLE:
         raise MessageError(

@@ -206,7 +206,7 @@ class BackendCapabilities:
 
 
 class ContextBackend(Protocol):
-    """A model service; `ctxfold.BaseBackend` derives all members but `model` and `send`.
+    """A model service; `ctxfold.backends.base.BaseBackend` derives all members but `model` and `send`.
 
     Once a request was sent, every failure is a BackendError. Before that, ConfigError says that the service does not support
     the request, MessageError that a message cannot be sent.
@@ -336,7 +336,8 @@ class Store(ItemStore, Protocol):
     """An append-only log per (owner, session). Safe across threads, tasks and, where it is durable, processes.
 
     Async forms do the same without blocking the loop. Failures are StoreError. A store for another database derives from
-    `ctxfold.KeyValueStore` (six methods) or, method by method, from `ctxfold.BaseStore`, which derives the async forms.
+    `ctxfold.stores.key_value.KeyValueStore` (six methods) or, method by method, from `ctxfold.stores.base.BaseStore`,
+    which derives the async forms.
     """
 
     @property

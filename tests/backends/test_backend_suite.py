@@ -11,20 +11,10 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    BackendCapabilities,
-    BackendError,
-    BaseBackend,
-    ChaosBackend,
-    ContextBackend,
-    Reply,
-    Request,
-    ScriptedBackend,
-    assistant,
-    open_backend,
-)
-from ctxfold.protocols import capabilities_of
+from ctxfold import AgentContext, BackendError, ContextBackend, Reply, Request, ScriptedBackend, assistant, open_backend
+from ctxfold.backends.base import BaseBackend
+from ctxfold.backends.chaos import ChaosBackend
+from ctxfold.protocols import BackendCapabilities, capabilities_of
 from ctxfold.stream import PlayedStream
 from ctxfold.testing import ErrorReply, ModelServer, Scripted
 from ctxfold.testing.backend_suite import ANSWER, BackendSuite

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import load_profile
 from ctxfold.backends.errors import failure, foreign_failure, http_failure
-from ctxfold.backends.profile import common_rules
+from ctxfold.backends.profile import common_rules, load_profile
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ctxfold import AgentContext, BackendError, ConfigError, Request, load_profile, open_backend, user
+from ctxfold import AgentContext, BackendError, ConfigError, Request, open_backend, user
 from ctxfold.backends.errors import http_failure
+from ctxfold.backends.profile import load_profile
 from ctxfold.testing import ErrorReply, ModelServer, RawReply, Scripted, ScriptedCall
 
 ASKED = Request((user("hi", id="u"),))

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from ctxfold import Fold, TextPart, load_profile
+from ctxfold import TextPart
 from ctxfold.backends.openai_chat.parse import ChatParser
+from ctxfold.backends.profile import load_profile
+from ctxfold.stream import Fold
 
 
 def parsed(provider: str, *events: Any, done: bool = True) -> tuple[Fold, ChatParser]:

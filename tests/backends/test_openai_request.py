@@ -8,7 +8,6 @@ import pytest
 
 from ctxfold import (
     ConfigError,
-    InvalidTextError,
     MediaPart,
     Message,
     OpenAIChatBackend,
@@ -21,6 +20,7 @@ from ctxfold import (
     system,
     user,
 )
+from ctxfold.errors import InvalidTextError
 from ctxfold.protocols import Wire
 from tests.backends.openai_backend import CALL, ROUND, TOOL, body, make, rows
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxfold import ConfigError, load_profile, provider_names
-from ctxfold.backends.profile import common_rules
+from ctxfold import ConfigError
+from ctxfold.backends.profile import common_rules, load_profile, provider_names
 from tests.backends.openai_backend import make
 
 

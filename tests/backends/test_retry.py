@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ctxfold import BackendError, Retry
+from ctxfold import BackendError
 from ctxfold.backends.errors import retry_after_s
+from ctxfold.backends.transport import Retry
 
 
 def test_retry_after() -> None:

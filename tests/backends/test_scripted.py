@@ -8,7 +8,6 @@ import pytest
 
 from ctxfold import (
     BackendError,
-    Fold,
     Message,
     ReasoningPart,
     Reply,
@@ -19,6 +18,7 @@ from ctxfold import (
     assistant,
     user,
 )
+from ctxfold.stream import Fold
 from tests.backends.openai_backend import CALL, ROUND
 
 

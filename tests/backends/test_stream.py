@@ -11,23 +11,22 @@ from hypothesis import strategies as st
 
 from ctxfold import (
     BackendError,
-    Chunk,
     Content,
     ContentFirst,
-    Fold,
     Message,
     MessageError,
     ReasoningPart,
     Reply,
     TextPart,
     Thinking,
-    ToolCallDelta,
     ToolCallPart,
     ToolCalls,
     Usage,
 )
 from ctxfold.backends.base import reply_chunks
 from ctxfold.messages import validated
+from ctxfold.protocols import Chunk, ToolCallDelta
+from ctxfold.stream import Fold
 from tests.timing import cpu_s
 
 D = ToolCallDelta

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ctxfold import Prices, text_counter
+from ctxfold import Prices
 from ctxfold.backends.openai_chat.request import canonical_lines
 from ctxfold.testing import ModelServer, PrefixStats, Scripted, ScriptedCall
 from ctxfold.testing import model as lookup
+from ctxfold.tokens.text import text_counter
 from tests.benchmarks.prefix import common
 from tests.benchmarks.sheets import Cell, Sheet
 from tests.support.summaries import asks_on_live_prefix

@@ -7,16 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ctxfold import (
-    AgentContext,
-    HistoryCompacted,
-    Message,
-    MessageNotFoundError,
-    Reply,
-    Request,
-    ScriptedBackend,
-    assistant,
-)
+from ctxfold import AgentContext, HistoryCompacted, Message, Reply, Request, ScriptedBackend, assistant
+from ctxfold.errors import MessageNotFoundError
 from tests.benchmarks.data import Trajectory, copied_arguments, flat, tau
 from tests.benchmarks.replay import Copier, steps
 from tests.benchmarks.sheets import Cell, Sheet

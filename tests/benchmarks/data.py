@@ -15,7 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from ctxfold import Message, Part, ToolCallPart, ToolResultPart, assistant, tool_result, user
+from ctxfold import Message, ToolCallPart, ToolResultPart, assistant, tool_result, user
+from ctxfold.messages import Part
 
 __all__ = [
     "Copied",

@@ -9,27 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from ctxfold import (
-    AgentContext,
-    CompactionInput,
-    ContextService,
-    Draft,
-    MemoryStore,
-    MessageCounter,
-    SessionKey,
-    Skip,
-    Store,
-    text_counter,
-    user,
-)
-from ctxfold.compaction.plan import Decision
+from ctxfold import AgentContext, ContextService, MemoryStore, Store, user
+from ctxfold.compaction.plan import Decision, Skip
+from ctxfold.compaction.strategy import CompactionInput
 from ctxfold.effects import Flow
 from ctxfold.effects import run as driven
-from ctxfold.history.records import MessageAdded
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.passages import Passage, chosen
 from ctxfold.retrieval.search import search
 from ctxfold.state import index_entry
+from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import text_counter
 from tests.benchmarks import agent_logs, coding_logs, recall_quality
 from tests.benchmarks.data import bfcl, plain
 from tests.benchmarks.sheets import Cell, Sheet

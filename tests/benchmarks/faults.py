@@ -22,17 +22,8 @@ from typing import Any
 
 import psycopg
 
-from ctxfold import (
-    AgentContext,
-    Message,
-    RatioCounter,
-    SqlStore,
-    StoreError,
-    ToolCallPart,
-    assistant,
-    tool_result,
-    user,
-)
+from ctxfold import AgentContext, Message, SqlStore, StoreError, ToolCallPart, assistant, tool_result, user
+from ctxfold.tokens.text import RatioCounter
 from tests.benchmarks.data import DataMissingError
 from tests.benchmarks.sheets import Sheet
 from tests.stores.servers import Cluster, cluster_programs, pgbouncer, pgbouncer_program, started_cluster

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from ctxfold import AgentContext, NotEnoughHistoryError, ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold import AgentContext, ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold.errors import NotEnoughHistoryError
 from tests.benchmarks.sheets import Cell, Sheet
 
 __all__ = ["UNITS", "body", "pass_through", "run"]

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxfold import AgentContext, Message, SessionKey, SqlStore
+from ctxfold import AgentContext, Message, SqlStore
 from ctxfold.connect import message_counter
 from ctxfold.history.log import SessionState
+from ctxfold.history.records import SessionKey
 from tests.benchmarks.conversation import WINDOW, database, filled_context
 from tests.benchmarks.sheets import Cell, Sheet, times
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
-from ctxfold import text_counter
+from ctxfold.tokens.text import text_counter
 from tests.benchmarks.conversation import WINDOW, texts
 from tests.benchmarks.lanes import Lane
 

@@ -13,7 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ctxfold import AgentContext, BaseBackend, HistoryCompacted, Message, Reply, Request, assistant, user
+from ctxfold import AgentContext, HistoryCompacted, Message, Reply, Request, assistant, user
+from ctxfold.backends.base import BaseBackend
 from ctxfold.protocols import UuidIds
 from tests.benchmarks.data import folder
 from tests.benchmarks.replay import COUNTER

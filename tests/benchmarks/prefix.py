@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ctxfold import AgentContext, MessageCounter, OpenAIChatBackend, ToolSpec, text_counter, tool_result
+from ctxfold import AgentContext, OpenAIChatBackend, ToolSpec, tool_result
 from ctxfold.backends.openai_chat.request import canonical_lines
 from ctxfold.testing import ModelServer
+from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import text_counter
 from examples.demo.story import Story, Turn, load_story, playing
 from tests.benchmarks.sheets import Cell, Sheet
 

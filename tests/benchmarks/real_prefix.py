@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctxfold import AgentContext, Message, OpenAIChatBackend, Reply, Request, Role, TextPart, system, text_counter, user
+from ctxfold import AgentContext, Message, OpenAIChatBackend, Reply, Request, Role, TextPart, system, user
 from ctxfold.testing import ModelServer
+from ctxfold.tokens.text import text_counter
 from tests.benchmarks.sheets import Cell, Sheet
 from tests.benchmarks.tau_peers import Encoder, llama_message
 from tests.realmodel.llama import ANSWER, LlamaServer, one_layer_model, unsupported

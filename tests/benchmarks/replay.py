@@ -7,10 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ctxfold import Chunk, Message, MessageCounter, Prices, Reply, Request, assistant, load_profile, text_counter
+from ctxfold import Message, Prices, Reply, Request, assistant
 from ctxfold.backends.openai_chat.request import canonical_lines, project
+from ctxfold.backends.profile import load_profile
 from ctxfold.backends.scripted import ScriptedBackend
+from ctxfold.protocols import Chunk
 from ctxfold.stream import PlayedStream
+from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import text_counter
 from tests.benchmarks.data import Trajectory
 
 __all__ = ["COUNTER", "PRICES", "Copier", "CopyingBackend", "Step", "Trace", "Traffic", "steps"]

@@ -22,12 +22,13 @@ from statistics import median
 
 import psycopg
 
-from ctxfold import AgentContext, Document, Draft, MessageCounter, SessionKey, SqlStore, assistant, user
+from ctxfold import AgentContext, SqlStore, assistant, user
 from ctxfold.effects import run as run_flow
-from ctxfold.history.records import MessageAdded, PolicyChanged
+from ctxfold.history.records import Draft, MessageAdded, PolicyChanged, SessionKey
 from ctxfold.history.terms import term_counts
-from ctxfold.protocols import Ports
+from ctxfold.protocols import Document, Ports
 from ctxfold.retrieval.bm25 import ranked
+from ctxfold.tokens.counter import MessageCounter
 from tests.benchmarks.data import DataMissingError, folder
 from tests.benchmarks.sheets import Cell, Sheet
 from tests.stores.servers import Cluster, cluster_programs, started_cluster

@@ -16,7 +16,6 @@ import httpx
 from ctxfold import (
     AnthropicBackend,
     BedrockBackend,
-    Fold,
     GeminiBackend,
     OpenAIChatBackend,
     OpenAIResponsesBackend,
@@ -25,6 +24,7 @@ from ctxfold import (
 )
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.protocols import Wire
+from ctxfold.stream import Fold
 from tests.benchmarks.lanes import frozen_heap
 from tests.benchmarks.sheets import Cell, Sheet, times
 from tests.benchmarks.stream_server import WORDS, raise_file_limit, streaming_server

@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ctxfold import Message, system, text_counter
+from ctxfold import Message, system
 from ctxfold.backends.openai_chat.request import canonical_lines
+from ctxfold.tokens.text import text_counter
 from tests.benchmarks.replay import COUNTER, Step, Trace
 
 __all__ = ["Encoder", "langchain_message", "llama_message", "peer_traces"]

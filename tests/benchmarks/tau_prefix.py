@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxfold import AgentContext, EconomicTrigger, RatioTrigger, memory_section
+from ctxfold import AgentContext, RatioTrigger, memory_section
+from ctxfold.policy.triggers import EconomicTrigger
 from tests.benchmarks.data import tau
 from tests.benchmarks.replay import COUNTER, PRICES, Copier, CopyingBackend, Step, Trace, Traffic, steps
 from tests.benchmarks.sheets import Cell, Sheet

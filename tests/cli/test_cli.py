@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ctxfold import AgentContext, MediaPart, Message, MessageErasedError, SqlStore, assistant, user
+from ctxfold import AgentContext, MediaPart, Message, SqlStore, assistant, user
 from ctxfold.cli.app import app
+from ctxfold.errors import MessageErasedError
 from ctxfold.testing import ModelServer
 from tests.erasure.scan import places_of
 from tests.support.driven import context, turns

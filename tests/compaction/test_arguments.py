@@ -11,10 +11,8 @@ import pytest
 
 from ctxfold import (
     AgentContext,
-    BackendCapabilities,
     HistoryCompacted,
     Message,
-    Opaque,
     ReasoningPart,
     ScriptedBackend,
     ToolCallPart,
@@ -24,6 +22,8 @@ from ctxfold import (
 )
 from ctxfold.adapters.history_tools import history_tools
 from ctxfold.compaction.tool_outputs import with_short_arguments
+from ctxfold.messages import Opaque
+from ctxfold.protocols import BackendCapabilities
 from tests.benchmarks.excerpts import writes
 from tests.support.driven import Driven, context, scripted
 

@@ -15,17 +15,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    BackendError,
-    HistoryCompacted,
-    MemoryStore,
-    Reply,
-    Request,
-    SessionKey,
-    SqlStore,
-)
+from ctxfold import AgentContext, BackendError, HistoryCompacted, MemoryStore, Reply, Request, SqlStore
 from ctxfold.effects import LocalTasks
+from ctxfold.history.records import SessionKey
 from tests.support.driven import context, scripted
 from tests.support.postgres_schema import fresh_schema
 from tests.support.processes import CONTEXT, import_once, start

@@ -11,30 +11,28 @@ from typing import Any
 import pytest
 
 from ctxfold import (
-    BackendCapabilities,
     BackendError,
     CompactionHeld,
-    CompactionInput,
     ConfigError,
     HistoryCompacted,
     MemoryStore,
     Message,
-    MessageCounter,
-    NotEnoughHistoryError,
-    Plan,
     ScriptedBackend,
-    StoreUnavailableError,
-    StrategyError,
     assistant,
     system,
     tool_result,
     user,
 )
+from ctxfold.compaction.plan import Plan
 from ctxfold.compaction.selection import choose_cut
+from ctxfold.compaction.strategy import CompactionInput
 from ctxfold.compaction.tool_outputs import excerpt, sized
+from ctxfold.errors import NotEnoughHistoryError, StoreUnavailableError, StrategyError
 from ctxfold.history.cuts import complete_prefix, kept, legal_cuts, round_of
 from ctxfold.history.view import Entry
 from ctxfold.policy.settings import policy_for
+from ctxfold.protocols import BackendCapabilities
+from ctxfold.tokens.counter import MessageCounter
 from tests.properties.machine import assert_legal
 from tests.support.driven import COUNTER, Driven, call, context, scripted, text_of, tool_round, turns
 from tests.support.open_sessions import opened
@@ -429,7 +427,7 @@ async def test_a_cancellation_during_maintenance_keeps_the_reply() -> None:
 
 
 def test_a_store_that_fails_during_maintenance_keeps_the_reply(make: Make) -> None:
-    from ctxfold import StoreUnavailableError
+    from ctxfold.errors import StoreUnavailableError
 
     class Failing(MemoryStore):
         def append(self, key: Any, drafts: Any, **kwargs: Any) -> Any:

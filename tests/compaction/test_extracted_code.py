@@ -9,18 +9,10 @@ from time import process_time
 
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    Message,
-    RatioCounter,
-    ScriptedBackend,
-    ToolCallPart,
-    assistant,
-    tool_result,
-    user,
-)
+from ctxfold import AgentContext, Message, ScriptedBackend, ToolCallPart, assistant, tool_result, user
 from ctxfold.compaction.excerpts import failure_lines
 from ctxfold.compaction.extract import extract
+from ctxfold.tokens.text import RatioCounter
 from tests.support.driven import turns
 
 

@@ -14,7 +14,6 @@ from ctxfold import (
     BackendError,
     HistoryCompacted,
     Message,
-    MessageCounter,
     OpenAIChatBackend,
     Prices,
     Reply,
@@ -24,11 +23,12 @@ from ctxfold import (
     ToolSpec,
     Usage,
     assistant,
-    load_profile,
     user,
 )
 from ctxfold.backends.anthropic.request import request_body
+from ctxfold.backends.profile import load_profile
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from ctxfold.tokens.counter import MessageCounter
 from tests.support.driven import COUNTER, Driven, context, text_of
 from tests.support.summaries import asks_on_live_prefix, asks_with_transcript
 

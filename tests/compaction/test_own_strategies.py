@@ -9,19 +9,11 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    CompactionHeld,
-    CompactionInput,
-    ConfigError,
-    Message,
-    Plan,
-    RewriteRefused,
-    Skip,
-    StrategyError,
-    assistant,
-    user,
-)
+from ctxfold import AgentContext, CompactionHeld, ConfigError, Message, assistant, user
+from ctxfold.compaction.plan import Plan, Skip
+from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.errors import StrategyError
+from ctxfold.events import RewriteRefused
 from tests.properties.machine import assert_legal
 from tests.support.driven import Driven, call, scripted, turns
 

@@ -13,14 +13,14 @@ from ctxfold import (
     HistoryCompacted,
     MemoryStore,
     Message,
-    OutputsPrepared,
     Request,
-    StoreUnavailableError,
     ToolCallPart,
     assistant,
     tool_result,
     user,
 )
+from ctxfold.errors import StoreUnavailableError
+from ctxfold.events import OutputsPrepared
 from tests.compaction.test_background import Slow, quiet
 from tests.support.driven import Driven, context, scripted, text_of
 from tests.support.open_sessions import opened

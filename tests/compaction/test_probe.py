@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ctxfold import BackendError, NotEnoughHistoryError, Request, assistant, user
+from ctxfold import BackendError, Request, assistant, user
 from ctxfold.compaction.probe import judged
+from ctxfold.errors import NotEnoughHistoryError
 from tests.support.driven import Driven, scripted, text_of
 
 TALK = [

@@ -7,23 +7,19 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
+from ctxfold import ConfigError, HistoryCompacted, Message, assistant, user
+from ctxfold.events import (
     Appended,
     CompactionProgress,
     CompactionProposal,
     CompactionStarted,
-    ConfigError,
-    HistoryCompacted,
     Inserted,
-    Message,
     MessagesRestored,
     PinsChanged,
     Removed,
     RewriteRefused,
     SessionLoaded,
     Updated,
-    assistant,
-    user,
 )
 from tests.support.driven import Driven, scripted, text_of, tool_round, turns
 

@@ -12,32 +12,25 @@ from typing import Any
 import pytest
 
 from ctxfold import (
-    AllOf,
-    AnyOf,
-    ColdCacheTrigger,
     CompactionHeld,
-    CompactionInput,
     ConfigError,
-    CtxWarning,
-    EconomicTrigger,
     HistoryCompacted,
     MemoryStore,
     Message,
     MessagesTrigger,
-    NotEnoughHistoryError,
-    Plan,
     Prices,
     RatioTrigger,
-    SessionKey,
-    Skip,
-    StrategyError,
     TokensTrigger,
     TurnsTrigger,
     assistant,
     tool_result,
     user,
 )
-from ctxfold.history.records import PolicyChanged
+from ctxfold.compaction.plan import Plan, Skip
+from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.errors import CtxWarning, NotEnoughHistoryError, StrategyError
+from ctxfold.history.records import PolicyChanged, SessionKey
+from ctxfold.policy.triggers import AllOf, AnyOf, ColdCacheTrigger, EconomicTrigger
 from tests.properties.machine import assert_legal
 from tests.support.driven import Driven, call, context, scripted, text_of, tool_round, turns
 

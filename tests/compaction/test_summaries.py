@@ -10,27 +10,12 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    DEFAULT_SUMMARY_PROMPT,
-    BackendError,
-    ConfigError,
-    EmptyMessagesError,
-    Message,
-    MessageNotFoundError,
-    NotEnoughHistoryError,
-    RatioCounter,
-    Request,
-    ScriptedBackend,
-    SummarizationFailedError,
-    SummaryWriter,
-    Usage,
-    acompact_messages,
-    assistant,
-    compact_messages,
-    system,
-    user,
-)
+from ctxfold import BackendError, ConfigError, Message, Request, ScriptedBackend, Usage, assistant, system, user
+from ctxfold.adapters.summaries import SummaryWriter, acompact_messages, compact_messages
+from ctxfold.compaction.transcript import DEFAULT_SUMMARY_PROMPT
+from ctxfold.errors import EmptyMessagesError, MessageNotFoundError, NotEnoughHistoryError, SummarizationFailedError
 from ctxfold.history.cuts import check_sequence
+from ctxfold.tokens.text import RatioCounter
 from tests.support.driven import Driven, scripted, tool_round, turns
 
 Make = Callable[..., Driven]

@@ -18,7 +18,6 @@ from ctxfold import (
     HistoryCompacted,
     MemoryStore,
     Message,
-    MessageCounter,
     Request,
     ScriptedBackend,
     assistant,
@@ -28,6 +27,7 @@ from ctxfold import (
 from ctxfold.compaction.summarize import DATA_HEADING, HEADING
 from ctxfold.compaction.transcript import pieces, transcript
 from ctxfold.compaction.verify import check
+from ctxfold.tokens.counter import MessageCounter
 from tests.support.driven import COUNTER, Driven, call, scripted, text_of, tool_round, turns
 from tests.support.oracle import OracleSummarizer, fact, facts
 

@@ -13,8 +13,6 @@ from ctxfold import (
     ConfigError,
     MemoryStore,
     Message,
-    MessageCounter,
-    MessageTooLargeError,
     Policy,
     ScriptedBackend,
     ToolCallPart,
@@ -24,7 +22,9 @@ from ctxfold import (
     user,
 )
 from ctxfold.compaction.tool_outputs import sized
+from ctxfold.errors import MessageTooLargeError
 from ctxfold.policy.settings import policy_for
+from ctxfold.tokens.counter import MessageCounter
 from tests.support.driven import COUNTER, Driven, scripted
 
 Make = Callable[..., Driven]

@@ -9,24 +9,20 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from ctxfold import (
+from ctxfold import CompactionHeld, ConfigError, MessagesTrigger, Prices, RatioTrigger, TokensTrigger, TurnsTrigger
+from ctxfold.compaction.plan import Plan, Skip
+from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.policy.triggers import (
     AllOf,
     AnyOf,
     ColdCacheTrigger,
-    CompactionHeld,
-    CompactionInput,
-    ConfigError,
     EconomicTrigger,
-    MessagesTrigger,
-    Plan,
-    Prices,
-    RatioTrigger,
-    Skip,
-    TokensTrigger,
+    Signals,
     Trigger,
-    TurnsTrigger,
+    evaluate,
+    optimal_height,
+    with_prices,
 )
-from ctxfold.policy.triggers import Signals, evaluate, optimal_height, with_prices
 from tests.support.driven import context, scripted
 
 PRICES = Prices.relative()

@@ -11,11 +11,9 @@ from types import ModuleType
 
 import pytest
 
-import ctxfold
-import langchain_ctx
-import llamaindex_ctx
 from ctxfold import AgentContext, CtxError, tool_result
 from langchain_ctx import ContextMiddleware
+from tests.support.public_names import public_names
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
@@ -64,9 +62,9 @@ def test_twelve_messages_at_random_are_found_by_their_words() -> None:
 def test_every_public_error_class_has_its_advice() -> None:
     public = {
         name
-        for package in (ctxfold, langchain_ctx, llamaindex_ctx)
-        for name in package.__all__
-        if isinstance(getattr(package, name), type) and issubclass(getattr(package, name), CtxError)
+        for package in ("ctxfold", "langchain_ctx", "llamaindex_ctx")
+        for name, found in public_names(package).items()
+        if isinstance(found, type) and issubclass(found, CtxError)
     }
     assert len(public) > 40
     told = set(re.findall(r"`(\w+)`", ADVICE.partition("## Classes of errors")[2]))

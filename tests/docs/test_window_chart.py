@@ -8,7 +8,8 @@ from pathlib import Path
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import Memory
 
-from ctxfold import Message, RatioCounter, ToolResultPart
+from ctxfold import Message, ToolResultPart
+from ctxfold.tokens.text import RatioCounter
 from examples import window_chart
 from examples.demo.story import load_story
 

@@ -8,19 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ctxfold import (
-    HeadMovedError,
-    MemoryStore,
-    Message,
-    MessageNotFoundError,
-    OrphanToolResultError,
-    Removed,
-    SqlStore,
-    StoreUnavailableError,
-    assistant,
-    tool_result,
-    user,
-)
+from ctxfold import MemoryStore, Message, SqlStore, assistant, tool_result, user
+from ctxfold.errors import HeadMovedError, MessageNotFoundError, OrphanToolResultError, StoreUnavailableError
+from ctxfold.events import Removed
 from tests.support.driven import Driven, call, scripted, tool_round, turns
 
 Make = Callable[..., Driven]

@@ -8,17 +8,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    ConfigError,
-    ContextOverflowError,
-    MemoryStore,
-    MessageError,
-    WindowTooSmallError,
-    assistant,
-    system,
-    tool_result,
-    user,
-)
+from ctxfold import ConfigError, ContextOverflowError, MemoryStore, MessageError, assistant, system, tool_result, user
+from ctxfold.errors import WindowTooSmallError
 from tests.support.driven import Driven, call, context, scripted, tool_round, turns
 
 Make = Callable[..., Driven]

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ctxfold import (
-    ConfigError,
-    MediaPart,
-    Message,
-    MessageCounter,
-    Opaque,
-    RatioCounter,
-    TextPart,
-    ToolSpec,
-    WindowTooSmallError,
-    assistant,
-    tool_result,
-    user,
-)
-from ctxfold.messages import ProviderSummary
+from ctxfold import ConfigError, MediaPart, Message, TextPart, ToolSpec, assistant, tool_result, user
+from ctxfold.errors import WindowTooSmallError
+from ctxfold.messages import Opaque, ProviderSummary
 from ctxfold.policy.settings import policy_for
+from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import RatioCounter
 from tests.support.driven import call
 
 

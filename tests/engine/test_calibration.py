@@ -11,29 +11,27 @@ import pytest
 
 from ctxfold import (
     AgentContext,
-    BackendCapabilities,
     BackendError,
     ContextOverflowError,
     CtxError,
     Event,
-    MessageCounter,
-    MessageTooLargeError,
     OpenAIChatBackend,
-    PinBudgetError,
-    PromptTruncated,
-    RatioCounter,
     Reply,
     Request,
     ScriptedBackend,
     ToolSpec,
     Usage,
-    WindowGauge,
     assistant,
 )
+from ctxfold.errors import MessageTooLargeError, PinBudgetError
+from ctxfold.events import PromptTruncated, WindowGauge
 from ctxfold.history.calibration import calibrated, observed, was_truncated
 from ctxfold.history.records import Calibrated
 from ctxfold.policy.settings import policy_for
+from ctxfold.protocols import BackendCapabilities
 from ctxfold.testing import ModelServer
+from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import RatioCounter
 from tests.support.driven import COUNTER, context, scripted, turns
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ctxfold import NotEnoughHistoryError
+from ctxfold.errors import NotEnoughHistoryError
 from tests.support.driven import Driven, turns
 
 Make = Callable[..., Driven]

@@ -10,19 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ctxfold import (
-    AgentContext,
-    EconomicTrigger,
-    HistoryCompacted,
-    OpenAIChatBackend,
-    Prices,
-    Reply,
-    Request,
-    SessionUsage,
-    Usage,
-    assistant,
-)
+from ctxfold import AgentContext, HistoryCompacted, OpenAIChatBackend, Prices, Reply, Request, Usage, assistant
 from ctxfold.cli.app import app
+from ctxfold.policy.triggers import EconomicTrigger
+from ctxfold.session.context import SessionUsage
 from ctxfold.testing import ModelServer, Scripted
 from tests.support.driven import COUNTER, Driven, context, scripted
 

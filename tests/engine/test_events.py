@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
+from ctxfold import BackendError, HistoryCompacted, assistant, user
+from ctxfold.errors import PinBudgetError
+from ctxfold.events import (
     Appended,
-    BackendError,
     EditUndone,
-    HistoryCompacted,
     Inserted,
     MessagesRestored,
-    PinBudgetError,
     PinsChanged,
     Removed,
     RulesChanged,
     SessionLoaded,
     TurnEnded,
     Updated,
-    assistant,
-    user,
 )
 from tests.support.driven import Driven, scripted, turns
 

@@ -17,19 +17,19 @@ from ctxfold import (
     ContentFirst,
     MemoryStore,
     Message,
-    OrphanToolResultError,
     Request,
     ScriptedBackend,
-    SessionKey,
     Thinking,
     ToolSpec,
-    TurnEnded,
     Usage,
     assistant,
     tool_result,
     user,
 )
 from ctxfold.engine.turn import TurnInput
+from ctxfold.errors import OrphanToolResultError
+from ctxfold.events import TurnEnded
+from ctxfold.history.records import SessionKey
 from tests.properties.machine import assert_legal
 from tests.support.driven import Driven, call, context, scripted, text_of, turns
 from tests.support.open_sessions import opened

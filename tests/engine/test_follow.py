@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ctxfold import MemoryStore, Message, ScriptedBackend, SessionKey, ToolCallPart, assistant, tool_result, user
+from ctxfold import MemoryStore, Message, ScriptedBackend, ToolCallPart, assistant, tool_result, user
 from ctxfold.engine.attach import Attachment
 from ctxfold.history.diff import Cursor, ids_digest
+from ctxfold.history.records import SessionKey
 from tests.support.driven import Driven
 
 

@@ -10,7 +10,6 @@ import pytest
 from ctxfold import (
     AgentContext,
     BackendError,
-    GoalRefreshed,
     MemoryStore,
     Message,
     Request,
@@ -20,6 +19,7 @@ from ctxfold import (
     user,
 )
 from ctxfold.compaction.goal import MESSAGE_CHARS
+from ctxfold.events import GoalRefreshed
 from tests.compaction.test_background import Slow, quiet
 from tests.support.driven import Driven, context, scripted, turns
 

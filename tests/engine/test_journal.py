@@ -9,24 +9,12 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    MemoryStore,
-    MessageConflictError,
-    OrphanToolResultError,
-    Record,
-    ScriptedBackend,
-    SessionKey,
-    StoreCorruptError,
-    StoreFormatError,
-    Usage,
-    assistant,
-    tool_result,
-    user,
-)
+from ctxfold import MemoryStore, ScriptedBackend, Usage, assistant, tool_result, user
 from ctxfold.effects import run
 from ctxfold.engine.engine import Engine
+from ctxfold.errors import MessageConflictError, OrphanToolResultError, StoreCorruptError, StoreFormatError
 from ctxfold.history.log import OpenTurn, SessionState
-from ctxfold.history.records import GoalSet, MessageAdded, TurnClosed
+from ctxfold.history.records import GoalSet, MessageAdded, Record, SessionKey, TurnClosed
 from ctxfold.history.snapshot import dump_state, load_state, parse_snapshot
 from ctxfold.history.view import Entry
 from ctxfold.protocols import Ports

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxfold import Appended, ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold import ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold.events import Appended
 from tests.properties.machine import assert_legal
 from tests.support.driven import context
 from tests.support.processes import CONTEXT, import_once, start

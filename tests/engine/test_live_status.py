@@ -10,14 +10,9 @@ from hypothesis import strategies as st
 
 from ctxfold import (
     AgentContext,
-    AllOf,
-    AnyOf,
     BackendError,
     CompactionError,
     CompactionHeld,
-    CompactionProgress,
-    CompactionStarted,
-    EconomicTrigger,
     HistoryCompacted,
     MessagesTrigger,
     Prices,
@@ -25,8 +20,9 @@ from ctxfold import (
     ScriptedBackend,
     TokensTrigger,
     TurnsTrigger,
-    WindowGauge,
 )
+from ctxfold.events import CompactionProgress, CompactionStarted, WindowGauge
+from ctxfold.policy.triggers import AllOf, AnyOf, EconomicTrigger
 
 STATUS = (CompactionStarted, CompactionProgress, HistoryCompacted, CompactionHeld)
 LONG = "The report on the harbour says that berth {} needs new planks before the winter comes. "

@@ -11,22 +11,13 @@ from typing import Any
 import pytest
 from llama_index.core.llms import MockLLM
 
-from ctxfold import (
-    AgentContext,
-    Completed,
-    ConfigError,
-    MemoryStore,
-    Request,
-    SessionKey,
-    SessionNotFoundError,
-    StoreUnavailableError,
-    assistant,
-    tool_result,
-    user,
-)
+from ctxfold import AgentContext, Completed, ConfigError, MemoryStore, Request, assistant, tool_result, user
+from ctxfold.errors import SessionNotFoundError, StoreUnavailableError
 from ctxfold.history.log import SessionState
+from ctxfold.history.records import SessionKey
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory
-from llamaindex_ctx import CtxAsyncChatStore, CtxChatStore, CtxMemory, with_context
+from llamaindex_ctx import CtxChatStore, CtxMemory, with_context
+from llamaindex_ctx.chat_store import CtxAsyncChatStore
 from tests.properties.outages import LATE_S, UnreliableStore, Weather
 from tests.support.driven import Driven, call, context, scripted, text_of, turns
 from tests.support.open_sessions import opened

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from ctxfold import MediaPart, Message, MessageCounter, RatioCounter, TextPart, history_tools, user
+from ctxfold import MediaPart, Message, TextPart, history_tools, user
+from ctxfold.tokens.counter import MessageCounter
 from ctxfold.tokens.media import medium_of
+from ctxfold.tokens.text import RatioCounter
 from tests.support.driven import context, turns
 from tests.timing import cpu_s
 

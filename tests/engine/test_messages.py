@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given
 
 from ctxfold import (
-    InvalidTextError,
-    InvalidToolArgumentsError,
     MediaPart,
     Message,
     MessageError,
-    Opaque,
     ReasoningPart,
     TextPart,
     ToolCallPart,
@@ -24,8 +21,9 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.errors import InvalidTextError, InvalidToolArgumentsError
 from ctxfold.history.records import MessageAdded, decode_body, encode_body, fingerprint
-from ctxfold.messages import content_key, validated
+from ctxfold.messages import Opaque, content_key, validated
 from tests.support.strategies import messages
 
 

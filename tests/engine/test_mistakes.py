@@ -17,17 +17,10 @@ from ctxfold import (
     BackendError,
     ConfigError,
     CtxError,
-    HeadMovedError,
-    ImportLineError,
     Item,
     Message,
     MessageError,
-    MessageIndexError,
-    MessageNotFoundError,
-    MissingExtraError,
-    NotEnoughHistoryError,
     OpenAIChatBackend,
-    PinBudgetError,
     ScriptedBackend,
     Section,
     TextPart,
@@ -35,14 +28,23 @@ from ctxfold import (
     ToolCallPart,
     ToolResultPart,
     ToolSpec,
-    UnknownRoleError,
     Usage,
     assistant,
     history_tools,
     open_backend,
 )
+from ctxfold.errors import (
+    HeadMovedError,
+    ImportLineError,
+    MessageIndexError,
+    MessageNotFoundError,
+    MissingExtraError,
+    NotEnoughHistoryError,
+    PinBudgetError,
+    UnknownRoleError,
+)
 from ctxfold.testing import ErrorReply, ModelServer
-from langchain_ctx import ChatRateLimitError
+from langchain_ctx.errors import ChatRateLimitError
 
 Use = Callable[[Any], object]
 
@@ -323,8 +325,8 @@ def test_a_value_that_reads_the_same_is_stored(tmp_path: Path) -> None:
 
 def test_a_nameless_session_of_an_older_version_opens(tmp_path: Path) -> None:
     """Only making one is refused: what is there can be read, and erased."""
-    from ctxfold import Draft, SessionKey, SqlStore
-    from ctxfold.history.records import PolicyChanged
+    from ctxfold import SqlStore
+    from ctxfold.history.records import Draft, PolicyChanged, SessionKey
 
     with SqlStore(f"sqlite:///{tmp_path / 'chat.db'}") as store, made(session_id="named") as other:
         rules = PolicyChanged(other.policy.model_dump_json(), other.counter.id)

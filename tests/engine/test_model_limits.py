@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from ctxfold import AgentContext, BackendError, Reply, Request, RulesChanged, ScriptedBackend, Usage, assistant
+from ctxfold import AgentContext, BackendError, Reply, Request, ScriptedBackend, Usage, assistant
+from ctxfold.events import RulesChanged
 from ctxfold.history.records import Calibrated, encode_body
 from tests.support.driven import COUNTER, Driven, turns
 

@@ -8,20 +8,11 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    BackendError,
-    MemoryStore,
-    Message,
-    Request,
-    SessionKey,
-    StoreUnavailableError,
-    TurnEnded,
-    assistant,
-    tool_result,
-    user,
-)
+from ctxfold import AgentContext, BackendError, MemoryStore, Message, Request, assistant, tool_result, user
 from ctxfold.engine.turn import TurnInput
+from ctxfold.errors import StoreUnavailableError
+from ctxfold.events import TurnEnded
+from ctxfold.history.records import SessionKey
 from tests.properties.outages import LATE_S, Died, UnreliableStore, Weather
 from tests.support.driven import COUNTER, Driven, call, scripted, tool_round
 

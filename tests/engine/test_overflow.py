@@ -8,21 +8,13 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    BackendError,
-    ContextOverflowError,
-    MessageCounter,
-    MessageTooLargeError,
-    OpenAIChatBackend,
-    Request,
-    SessionKey,
-    ToolSpec,
-    assistant,
-    user,
-)
+from ctxfold import BackendError, ContextOverflowError, OpenAIChatBackend, Request, ToolSpec, assistant, user
 from ctxfold.engine.request import Options
 from ctxfold.engine.turn import TurnInput
+from ctxfold.errors import MessageTooLargeError
+from ctxfold.history.records import SessionKey
 from ctxfold.testing import ModelServer
+from ctxfold.tokens.counter import MessageCounter
 from tests.support.driven import COUNTER, Driven, scripted, turns
 from tests.support.open_sessions import opened
 from tests.support.summaries import asks_on_live_prefix

@@ -8,13 +8,11 @@ import pytest
 
 from ctxfold import (
     AgentContext,
-    BackendCapabilities,
     BackendError,
     Message,
     Query,
     ScriptedBackend,
     Section,
-    SessionKey,
     ToolCallPart,
     ToolSpec,
     assistant,
@@ -22,6 +20,8 @@ from ctxfold import (
     user,
 )
 from ctxfold.engine.turn import TurnInput
+from ctxfold.history.records import SessionKey
+from ctxfold.protocols import BackendCapabilities
 from tests.support.driven import context
 
 

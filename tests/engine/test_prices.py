@@ -7,8 +7,8 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from ctxfold import CostLine, Prices, Usage
-from ctxfold.policy.prices import cost, cost_line
+from ctxfold import Prices, Usage
+from ctxfold.policy.prices import CostLine, cost, cost_line
 
 PRICES = Prices(input_per_mtok=3, cache_read_per_mtok=0.3, cache_write_per_mtok=3.75, output_per_mtok=15)
 

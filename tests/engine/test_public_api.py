@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from types import ModuleType
+from importlib import import_module
+from types import FunctionType, ModuleType
 
 import pytest
 
 import ctxfold
-import ctxfold.backends
 from ctxfold import AgentContext, errors, events
+from tests.support.public_names import by_module, public_names
 
 
 def test_every_public_name_is_there() -> None:
@@ -28,17 +29,22 @@ def public_classes(module: ModuleType) -> dict[str, type[object]]:
 
 
 def test_every_error_event_and_message_constructor_is_exported() -> None:
-    assert public_classes(errors).keys() <= set(ctxfold.__all__)
-    assert public_classes(events).keys() - {"Subscribers"} <= set(ctxfold.__all__)
-    assert {"Event", "Rewriter", "Subscriber"} <= set(ctxfold.__all__)
+    public = public_names("ctxfold")
+    assert public_classes(errors).keys() <= public.keys()
+    assert public_classes(events).keys() - {"Subscribers"} <= public.keys()
+    assert {"Event", "Rewriter", "Subscriber"} <= public.keys()
     assert {"assistant", "system", "tool_result", "user"} <= set(ctxfold.__all__)
 
 
-def test_the_backends_package_gives_its_names_on_first_use() -> None:
-    for name in ctxfold.backends.__all__:
-        assert getattr(ctxfold.backends, name).__name__ == name
-    with pytest.raises(AttributeError):
-        _ = ctxfold.backends.nothing
+@pytest.mark.parametrize("package", ["ctxfold", "langchain_ctx", "llamaindex_ctx"])
+def test_every_public_name_has_one_place(package: str) -> None:
+    front, elsewhere = set(import_module(package).__all__), by_module(package)
+    assert len({name for _, name in elsewhere}) == len(elsewhere)
+    assert not front & {name for _, name in elsewhere}
+    for module, name in elsewhere:
+        found = getattr(import_module(module), name)
+        if isinstance(found, type | FunctionType):
+            assert found.__module__ == module
 
 
 def test_every_method_that_waits_has_an_async_twin() -> None:

@@ -14,27 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxfold import (
-    AgentContext,
-    Document,
-    MemoryStore,
-    MessageConflictError,
-    MessageCounter,
-    Record,
-    ScriptedBackend,
-    SessionKey,
-    SqlStore,
-    ToolCallPart,
-    assistant,
-    tool_result,
-    user,
-)
+from ctxfold import AgentContext, MemoryStore, ScriptedBackend, SqlStore, ToolCallPart, assistant, tool_result, user
 from ctxfold.effects import run
+from ctxfold.errors import MessageConflictError
 from ctxfold.history.passage_cache import PassageCache
 from ctxfold.history.posting_cache import SINGLE, TERMS, Hits
-from ctxfold.history.records import Draft, MessageAdded
-from ctxfold.protocols import Ports
+from ctxfold.history.records import Draft, MessageAdded, Record, SessionKey
+from ctxfold.protocols import Document, Ports
 from ctxfold.retrieval.bm25 import ranked
+from ctxfold.tokens.counter import MessageCounter
 from tests.support.driven import COUNTER
 
 KEY = SessionKey("ann", "s")

@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    ConfigError,
-    ContextOverflowError,
-    MessageCounter,
-    OpenAIChatBackend,
-    Query,
-    Reply,
-    Request,
-    Section,
-    WindowTooSmallError,
-)
+from ctxfold import ConfigError, ContextOverflowError, OpenAIChatBackend, Query, Reply, Request, Section
+from ctxfold.errors import WindowTooSmallError
 from ctxfold.testing import ModelServer
+from ctxfold.tokens.counter import MessageCounter
 from tests.support.driven import COUNTER, Driven, context, scripted, turns
 
 Make = Callable[..., Driven]

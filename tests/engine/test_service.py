@@ -12,25 +12,23 @@ import pytest
 from ctxfold import (
     BackendError,
     ConfigError,
-    ContextDelta,
     ContextService,
     HistoryCompacted,
     Item,
     MemoryStore,
     Query,
     Section,
-    SectionInjected,
-    SectionSkipped,
-    StoreUnavailableError,
     ToolSpec,
-    WindowTooSmallError,
     assistant,
     tool_result,
     user,
 )
 from ctxfold import memory_section as remembered
+from ctxfold.errors import StoreUnavailableError, WindowTooSmallError
+from ctxfold.events import SectionInjected, SectionSkipped
 from ctxfold.history.records import Record
 from ctxfold.sections.section import KINDS
+from ctxfold.session.service import ContextDelta
 from tests.support.driven import Driven, call, scripted, text_of, tool_round, turns
 from tests.timing import wait_for
 

@@ -16,17 +16,14 @@ from ctxfold import (
     ContextOverflowError,
     MemoryStore,
     MessageError,
-    NothingToUndoError,
-    OrphanToolResultError,
-    PinBudgetError,
     SqlStore,
     TextPart,
-    UnknownRoleError,
     assistant,
     system,
     tool_result,
     user,
 )
+from ctxfold.errors import NothingToUndoError, OrphanToolResultError, PinBudgetError, UnknownRoleError
 from tests.support.driven import Driven, call, context, scripted, text_of, tool_round, turns
 
 Make = Callable[..., Driven]

@@ -7,20 +7,11 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    ConfigError,
-    CtxWarning,
-    MemoryStore,
-    Message,
-    Policy,
-    PolicyChanges,
-    PolicyFields,
-    SessionKey,
-    SessionSettings,
-    WindowTooSmallError,
-)
-from ctxfold.history.records import PolicyChanged
+from ctxfold import AgentContext, ConfigError, MemoryStore, Message, Policy
+from ctxfold.connect import SessionSettings
+from ctxfold.errors import CtxWarning, WindowTooSmallError
+from ctxfold.history.records import PolicyChanged, SessionKey
+from ctxfold.policy.settings import PolicyChanges, PolicyFields
 from tests.support.driven import context
 
 OWN_PARAMETERS = {"context_window", "reply_reserve_tokens", "strategy"}

@@ -19,8 +19,8 @@ import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxfold import ConfigError, RatioCounter, TextCounter, TiktokenCounter, text_counter
-from ctxfold.tokens.text import encoding_name
+from ctxfold import ConfigError
+from ctxfold.tokens.text import RatioCounter, TextCounter, TiktokenCounter, encoding_name, text_counter
 from tests.timing import cpu_s
 
 O200K_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"

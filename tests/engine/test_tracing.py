@@ -23,7 +23,6 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from ctxfold import (
     AgentContext,
     BackendError,
-    MessageNotFoundError,
     Reply,
     Section,
     SqlStore,
@@ -34,6 +33,7 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.errors import MessageNotFoundError
 from ctxfold.testing import ModelServer
 from langchain_ctx import with_context
 from tests.support.driven import Driven, call, scripted, turns

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxfold import AgentContext, RatioCounter, ScriptedBackend
+from ctxfold import AgentContext, ScriptedBackend
+from ctxfold.tokens.text import RatioCounter
 from tests.support.processes import CONTEXT, import_once, start
 
 import_once(__name__)

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctxfold import Draft, MemoryStore, Query, Record, Section, SessionKey, assistant, user
+from ctxfold import MemoryStore, Query, Section, assistant, user
 from ctxfold.engine.turn import TurnInput
+from ctxfold.history.records import Draft, Record, SessionKey
 from tests.properties.machine import assert_legal
 from tests.support.driven import COUNTER, Driven, call, context, scripted, tool_round
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from ctxfold import Message, MessageTooLargeError, SessionKey, ToolSpec, assistant, tool_result, user
+from ctxfold import Message, ToolSpec, assistant, tool_result, user
 from ctxfold.engine.request import Options
 from ctxfold.engine.turn import TurnInput
+from ctxfold.errors import MessageTooLargeError
+from ctxfold.history.records import SessionKey
 from tests.support.driven import Driven, call
 from tests.support.open_sessions import opened
 

@@ -10,22 +10,9 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    Message,
-    MessageErasedError,
-    MessageError,
-    MessageNotFoundError,
-    NothingToUndoError,
-    Reply,
-    Section,
-    SessionKey,
-    Usage,
-    assistant,
-    tool_result,
-    user,
-)
-from ctxfold.history.records import Compacted
+from ctxfold import AgentContext, Message, MessageError, Reply, Section, Usage, assistant, tool_result, user
+from ctxfold.errors import MessageErasedError, MessageNotFoundError, NothingToUndoError
+from ctxfold.history.records import Compacted, SessionKey
 from tests.erasure.erasing import MARK, SAID, assert_gone, filled, opened_store
 from tests.erasure.scan import places_of
 from tests.properties.machine import assert_legal

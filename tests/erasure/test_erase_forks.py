@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, SessionNotFoundError
+from ctxfold import AgentContext
 from ctxfold.effects import Flow, StoreCall
 from ctxfold.engine.archive import fork
 from ctxfold.engine.erase import erase, erase_session
+from ctxfold.errors import SessionNotFoundError
 from tests.erasure.erasing import MARK, filled, opened_store
 from tests.erasure.scan import places_of
 from tests.support.driven import context, text_of

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxfold import MessageErasedError, SqlStore, assistant, user
+from ctxfold import SqlStore, assistant, user
+from ctxfold.errors import MessageErasedError
 from tests.erasure.scan import places_of
 from tests.properties.machine import assert_legal
 from tests.support.driven import context

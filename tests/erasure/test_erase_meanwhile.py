@@ -13,18 +13,9 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    MessagesErased,
-    NotEnoughHistoryError,
-    Reply,
-    Section,
-    SqlStore,
-    StoreError,
-    assistant,
-    memory_section,
-    user,
-)
-from ctxfold.events import Subscribers
+from ctxfold import Reply, Section, SqlStore, StoreError, assistant, memory_section, user
+from ctxfold.errors import NotEnoughHistoryError
+from ctxfold.events import MessagesErased, Subscribers
 from tests.erasure.erasing import MARK, SAID, assert_gone, filled, opened_store
 from tests.erasure.scan import places_of
 from tests.properties.machine import assert_legal

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from ctxfold import ConfigError, Draft, MemoryStore, Pruned, Reply, SessionKey, SessionNotFoundError, assistant, user
-from ctxfold.history.records import MessageAdded
+from ctxfold import ConfigError, MemoryStore, Reply, assistant, user
+from ctxfold.engine.retention import Pruned
+from ctxfold.errors import SessionNotFoundError
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
 from tests.erasure.erasing import MARK, SAID, filled, opened_store
 from tests.erasure.scan import places_of
 from tests.support.driven import Driven, context, text_of, turns

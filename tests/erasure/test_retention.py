@@ -13,18 +13,9 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    ConfigError,
-    MemoryStore,
-    Pruned,
-    Pruning,
-    Retention,
-    SessionNotFoundError,
-    SqlStore,
-    assistant,
-    user,
-)
+from ctxfold import AgentContext, ConfigError, MemoryStore, Retention, SqlStore, assistant, user
+from ctxfold.engine.retention import Pruned, Pruning
+from ctxfold.errors import SessionNotFoundError
 from ctxfold.history.records import Draft, SessionKey
 from tests.support.driven import call, context, scripted, tool_round
 from tests.support.postgres_schema import fresh_schema

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ctxfold import Draft, MemoryStore, Message, RatioCounter, SessionKey, TextPart, assistant, tool_result, user
+from ctxfold import MemoryStore, Message, TextPart, assistant, tool_result, user
 from ctxfold.history.records import (
     Compacted,
+    Draft,
     GoalSet,
     MessageAdded,
     MessageInserted,
@@ -14,11 +15,13 @@ from ctxfold.history.records import (
     OutputsSummarised,
     PolicyChanged,
     Restored,
+    SessionKey,
     Subgoal,
     TurnClosed,
 )
 from ctxfold.history.sections import Placed, SectionNote, section
 from ctxfold.policy.settings import policy_for
+from ctxfold.tokens.text import RatioCounter
 from tests.erasure.scan import places_of
 from tests.support.driven import COUNTER, call, context, turns
 

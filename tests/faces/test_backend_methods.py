@@ -11,8 +11,6 @@ from llama_index.core.llms import MockLLM
 
 from ctxfold import (
     AgentContext,
-    BaseBackend,
-    Chunk,
     Completed,
     ConfigError,
     MemoryStore,
@@ -32,9 +30,11 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.backends.base import BaseBackend
+from ctxfold.protocols import Chunk
 from ctxfold.testing import ModelServer, Scripted
-from langchain_ctx import LangChainBackend
-from llamaindex_ctx import LlamaIndexBackend
+from langchain_ctx.backend import LangChainBackend
+from llamaindex_ctx.backend import LlamaIndexBackend
 
 
 class Echo(BaseBackend):

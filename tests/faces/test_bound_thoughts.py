@@ -25,13 +25,16 @@ from llama_index.core.llms.mock import MockLLM
 from llama_index.core.tools import FunctionTool
 from pydantic import PrivateAttr
 
-from ctxfold import AgentContext, BackendCapabilities, BackendError, Request, ScriptedBackend, assistant, user
+from ctxfold import AgentContext, BackendError, Request, ScriptedBackend, assistant, user
 from ctxfold.adapters.refused_reasoning import PlainCalls
+from ctxfold.protocols import BackendCapabilities
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from ctxfold.testing.script import Reply, api_error
-from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory, LangChainBackend
+from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory
 from langchain_ctx import with_context as chat_with_context
-from llamaindex_ctx import CtxLLM, CtxMemory, LlamaIndexBackend, with_context
+from langchain_ctx.backend import LangChainBackend
+from llamaindex_ctx import CtxLLM, CtxMemory, with_context
+from llamaindex_ctx.backend import LlamaIndexBackend
 from tests.langchain.faces import closed
 from tests.llamaindex.served_llm import WAYS, ask
 

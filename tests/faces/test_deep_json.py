@@ -15,14 +15,11 @@ from ctxfold import (
     AgentContext,
     ConfigError,
     CtxError,
-    ImportLineError,
     MediaPart,
     Message,
     MessageError,
-    Opaque,
     OpenAIChatBackend,
     ReasoningPart,
-    StoreCorruptError,
     TextPart,
     ToolCallPart,
     ToolSpec,
@@ -30,6 +27,8 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.errors import ImportLineError, StoreCorruptError
+from ctxfold.messages import Opaque
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import CtxChatMessageHistory
 from llamaindex_ctx import CtxMemory

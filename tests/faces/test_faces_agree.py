@@ -15,9 +15,11 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
 
-from ctxfold import AgentContext, Message, RatioCounter, ScriptedBackend
+from ctxfold import AgentContext, Message, ScriptedBackend
+from ctxfold.tokens.text import RatioCounter
 from examples.demo.story import Turn, load_story
-from langchain_ctx import ChatCtx, CtxChatMessageHistory, from_langchain
+from langchain_ctx import ChatCtx, CtxChatMessageHistory
+from langchain_ctx.messages import from_langchain
 from llamaindex_ctx import CtxLLM, CtxMemory
 
 TURNS = load_story().turns[:100]

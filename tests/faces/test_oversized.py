@@ -13,17 +13,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from llama_index.core.base.llms.types import ChatMessage
 
-from ctxfold import (
-    AgentContext,
-    BackendError,
-    Message,
-    MessageTooLargeError,
-    ScriptedBackend,
-    ToolCallPart,
-    assistant,
-    tool_result,
-    user,
-)
+from ctxfold import AgentContext, BackendError, Message, ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold.errors import MessageTooLargeError
 from langchain_ctx import ContextMiddleware, ContextNode, CtxChatMessageHistory, with_context
 from llamaindex_ctx import CtxMemory
 from tests.support.driven import COUNTER

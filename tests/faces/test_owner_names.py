@@ -28,28 +28,18 @@ from typer.testing import CliRunner
 import ctxfold
 import langchain_ctx
 import llamaindex_ctx
-from ctxfold import (
-    AgentContext,
-    ConfigError,
-    MemoryItem,
-    MemoryStore,
-    RatioCounter,
-    ScriptedBackend,
-    SessionKey,
-    SqlStore,
-    assistant,
-    user,
-)
+from ctxfold import AgentContext, ConfigError, MemoryStore, ScriptedBackend, SqlStore, assistant, user
 from ctxfold.cli.app import app
-from langchain_ctx import (
-    ChatCtx,
-    ContextChatModel,
-    ContextMiddleware,
-    ContextNode,
-    CtxChatMessageHistory,
-    HistoryFactory,
-)
-from llamaindex_ctx import ContextLLM, CtxAsyncChatStore, CtxChatStore, CtxMemory, CtxMemoryBlock
+from ctxfold.history.memory_items import MemoryItem
+from ctxfold.history.records import SessionKey
+from ctxfold.tokens.text import RatioCounter
+from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory
+from langchain_ctx.history import HistoryFactory
+from langchain_ctx.wrapper import ContextChatModel
+from llamaindex_ctx import CtxChatStore, CtxMemory, CtxMemoryBlock
+from llamaindex_ctx.chat_store import CtxAsyncChatStore
+from llamaindex_ctx.wrapper import ContextLLM
+from tests.support.public_names import public_names
 
 WINDOW = 8_000
 OWNERS = ("default", "ann")
@@ -512,7 +502,6 @@ def test_no_command_takes_an_empty_owner(command: str, tmp_path: Path, monkeypat
 # completeness
 
 PARAMETERS = {"owner": OWNED, "session": NAMED, "session_id": NAMED, "thread": NAMED, "key": NAMED}
-EXTRA = {"langchain_ctx": {"ContextChatModel": ContextChatModel, "HistoryFactory": HistoryFactory}, "ctxfold": {}}
 NO_ENTRY = {
     "ctxfold.BaseStore": "a base class; the store suite tests what it checks, on the built-in stores and on others",
     "ctxfold.ContextService": "made by `context.service`",
@@ -534,17 +523,16 @@ NO_ENTRY = {
 
 def public() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Every public callable of the three packages: functions, classes, and their public methods."""
-    for package in (ctxfold, langchain_ctx, llamaindex_ctx):
-        members = {name: getattr(package, name) for name in package.__all__}
-        for name, found in {**members, **EXTRA.get(package.__name__, {})}.items():
+    for package in ("ctxfold", "langchain_ctx", "llamaindex_ctx"):
+        for name, found in public_names(package).items():
             if not callable(found):
                 continue
             if not (inspect.isclass(found) and is_dataclass(found)):  # values that are given out
-                yield f"{package.__name__}.{name}", found
+                yield f"{package}.{name}", found
             if inspect.isclass(found):
                 for method, act in inspect.getmembers(found, callable):
                     if not method.startswith("_") or method == "__call__":
-                        yield f"{package.__name__}.{name}.{method}", act
+                        yield f"{package}.{name}.{method}", act
 
 
 def parameters(act: Callable[..., Any]) -> set[str]:

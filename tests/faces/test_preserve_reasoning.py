@@ -13,8 +13,10 @@ from llama_index.core.memory import ChatMemoryBuffer
 
 from ctxfold import AgentContext, Message, MessageError, ReasoningPart, TextPart, ToolCallPart, assistant, tool_result
 from ctxfold.testing import ModelServer
-from langchain_ctx import ChatCtx, CtxChatMessageHistory, from_langchain, to_langchain
-from llamaindex_ctx import CtxChatStore, CtxLLM, CtxMemory, from_chat_messages, to_chat_messages
+from langchain_ctx import ChatCtx, CtxChatMessageHistory
+from langchain_ctx.messages import from_langchain, to_langchain
+from llamaindex_ctx import CtxChatStore, CtxLLM, CtxMemory
+from llamaindex_ctx.messages import from_chat_messages, to_chat_messages
 from tests.support.driven import scripted
 
 CHOICES = [None, True, False]

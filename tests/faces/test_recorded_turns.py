@@ -21,7 +21,8 @@ from langchain_core.messages import (
 from langchain_core.messages.ai import add_ai_message_chunks
 from llama_index.core.base.llms.types import ChatMessage
 
-from ctxfold import ContextBackend, Fold, Message, Request, ToolSpec, system, tool_result, user
+from ctxfold import ContextBackend, Message, Request, ToolSpec, system, tool_result, user
+from ctxfold.stream import Fold
 from langchain_ctx import ChatCtx
 from llamaindex_ctx import CtxLLM
 from tests.wire.raw_server import Play, RawServer

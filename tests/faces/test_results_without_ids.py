@@ -21,9 +21,10 @@ from ctxfold import AgentContext, MemoryStore, Message, assistant, tool_result, 
 from ctxfold.history.cuts import with_known_calls
 from ctxfold.messages import ToolCallPart
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory, from_langchain
+from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory
 from langchain_ctx import with_context as wrapped_model
 from langchain_ctx.message_lists import LangChainList, converted_from
+from langchain_ctx.messages import from_langchain
 from llamaindex_ctx import CtxChatStore, CtxMemory, CtxMemoryBlock, with_context
 from tests.llamaindex.served_llm import stock_llm
 

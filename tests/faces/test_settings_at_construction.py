@@ -10,7 +10,8 @@ from langchain_core.tools import tool
 from llama_index.core.llms import ChatMessage, MockLLM
 
 import llamaindex_ctx
-from ctxfold import AgentContext, ConfigError, CtxError, MemoryStore, WindowTooSmallError
+from ctxfold import AgentContext, ConfigError, CtxError, MemoryStore
+from ctxfold.errors import WindowTooSmallError
 from langchain_ctx import (
     ChatCtx,
     ContextMiddleware,

@@ -15,7 +15,8 @@ from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import Field
 
-from ctxfold import AgentContext, Message, ScriptedBackend, StrategyError, assistant, system, user
+from ctxfold import AgentContext, Message, ScriptedBackend, assistant, system, user
+from ctxfold.errors import StrategyError
 from ctxfold.testing import ModelServer, Scripted
 from langchain_ctx import ContextMiddleware, ContextNode, with_context
 from llamaindex_ctx import CtxMemory

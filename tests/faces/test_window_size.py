@@ -15,8 +15,9 @@ from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 from typer.testing import CliRunner
 
-from ctxfold import AgentContext, HistoryCompacted, ToolSpec, WindowGauge, open_backend
+from ctxfold import AgentContext, HistoryCompacted, ToolSpec, open_backend
 from ctxfold.cli.app import app
+from ctxfold.events import WindowGauge
 from ctxfold.testing import ModelServer
 from langchain_ctx import ContextMiddleware
 

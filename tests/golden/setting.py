@@ -11,7 +11,8 @@ from typing import Any
 
 from openai import APIError
 
-from ctxfold import CtxError, RatioCounter, open_backend
+from ctxfold import CtxError, open_backend
+from ctxfold.tokens.text import RatioCounter
 from tests.golden.service import BASE_URL, Service
 from tests.golden.story import Author, Step
 from tests.golden.trace import Trace

@@ -15,14 +15,9 @@ from sqlalchemy import Dialect
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ctxfold import (
-    Document,
-    Draft,
     MediaPart,
-    MemoryItem,
     Message,
-    Opaque,
     ReasoningPart,
-    SessionKey,
     SqlStore,
     TextPart,
     ToolCallPart,
@@ -32,11 +27,13 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.history.memory_items import MemoryItem
 from ctxfold.history.records import (
     NOTICE,
     Calibrated,
     Cleared,
     Compacted,
+    Draft,
     Erased,
     Forked,
     GoalSet,
@@ -48,6 +45,7 @@ from ctxfold.history.records import (
     Pinned,
     PolicyChanged,
     Restored,
+    SessionKey,
     SnapshotTaken,
     Subgoal,
     TurnClosed,
@@ -55,6 +53,8 @@ from ctxfold.history.records import (
     Unpinned,
 )
 from ctxfold.history.sections import Placed, SectionNote, section
+from ctxfold.messages import Opaque
+from ctxfold.protocols import Document
 from ctxfold.stores.sql_schema import create_tables
 
 FOLDER = Path(__file__).parent

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import MessageCounter, Prices, Reply, Request, Section, Usage, assistant, user
+from ctxfold import Prices, Reply, Request, Section, Usage, assistant, user
+from ctxfold.tokens.counter import MessageCounter
 from tests.support.driven import COUNTER, Driven, context, scripted, turns
 
 PRICES = Prices(

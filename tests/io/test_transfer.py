@@ -16,19 +16,11 @@ from ctxfold import (
     AgentContext,
     AnthropicBackend,
     ConfigError,
-    ImportLineError,
     MediaPart,
     MemoryStore,
     Message,
-    MessageNotFoundError,
     OpenAIChatBackend,
-    PinBudgetError,
     ReasoningPart,
-    SessionExistsError,
-    SessionLoaded,
-    StoreCorruptError,
-    StoreFormatError,
-    StoreUnavailableError,
     TextPart,
     ToolCallPart,
     ToolResultPart,
@@ -37,6 +29,16 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.errors import (
+    ImportLineError,
+    MessageNotFoundError,
+    PinBudgetError,
+    SessionExistsError,
+    StoreCorruptError,
+    StoreFormatError,
+    StoreUnavailableError,
+)
+from ctxfold.events import SessionLoaded
 from tests.support.driven import Driven, context, scripted, tool_round, turns
 
 Make = Callable[..., Driven]

@@ -21,8 +21,6 @@ from ctxfold import (
     AgentContext,
     BackendError,
     ConfigError,
-    Fold,
-    RatioCounter,
     Request,
     ScriptedBackend,
     Thinking,
@@ -31,8 +29,11 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.stream import Fold
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, LangChainBackend
+from ctxfold.tokens.text import RatioCounter
+from langchain_ctx import ChatCtx
+from langchain_ctx.backend import LangChainBackend
 
 Maker = Callable[[ModelServer], BaseChatModel]
 LOOK = ToolSpec("look", "Looks something up.", {"type": "object", "properties": {"key": {"type": "string"}}})

@@ -12,9 +12,12 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
-from ctxfold import AgentContext, OrphanToolResultError, ToolCallPart, assistant, tool_result, user
+from ctxfold import AgentContext, ToolCallPart, assistant, tool_result, user
+from ctxfold.errors import OrphanToolResultError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import ContextMiddleware, LangChainBackend, from_langchain, with_context
+from langchain_ctx import ContextMiddleware, with_context
+from langchain_ctx.backend import LangChainBackend
+from langchain_ctx.messages import from_langchain
 
 TOGETHER = tuple(ScriptedCall("weather", f'{{"city": "{city}"}}', "weather") for city in ("Bonn", "Rome"))
 THREAD: Any = {"configurable": {"thread_id": "t"}}

@@ -15,10 +15,11 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from ctxfold import SessionKey, StoreUnavailableError
-from ctxfold.history.records import MessageAdded
+from ctxfold.errors import StoreUnavailableError
+from ctxfold.history.records import MessageAdded, SessionKey
 from ctxfold.testing import ErrorReply, ModelServer, Scripted
-from langchain_ctx import ChatCtx, CtxChatMessageHistory, HistoryFactory
+from langchain_ctx import ChatCtx, CtxChatMessageHistory
+from langchain_ctx.history import HistoryFactory
 from tests.langchain.test_history import WORDS, FailingStore, contents, words
 
 PROMPT = ChatPromptTemplate.from_messages(

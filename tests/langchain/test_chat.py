@@ -14,17 +14,11 @@ from langchain_core.runnables import RunnableBinding
 from langchain_core.tools import tool
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from ctxfold import (
-    BackendError,
-    ConfigError,
-    EmptyMessagesError,
-    InvalidTextError,
-    OpenAIChatBackend,
-    ScriptedBackend,
-    WindowTooSmallError,
-)
+from ctxfold import BackendError, ConfigError, OpenAIChatBackend, ScriptedBackend
+from ctxfold.errors import EmptyMessagesError, InvalidTextError, WindowTooSmallError
 from ctxfold.testing import ErrorReply, ModelServer, RawReply, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, ChatOverflowError
+from langchain_ctx import ChatCtx
+from langchain_ctx.errors import ChatOverflowError
 
 CALLS = (ScriptedCall("weather", '{"city": "Köln"}', id="c1"), ScriptedCall("weather", '{"city":"Bonn"}', id="c2"))
 USAGE = {

@@ -20,9 +20,11 @@ from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
-from ctxfold import ConfigError, CtxWarning
+from ctxfold import ConfigError
+from ctxfold.errors import CtxWarning
 from ctxfold.testing import ModelServer, RawReply, Scripted, ScriptedCall
-from langchain_ctx import ChatCtx, from_langchain, to_langchain
+from langchain_ctx import ChatCtx
+from langchain_ctx.messages import from_langchain, to_langchain
 
 V3_IS_BETA = pytest.mark.filterwarnings("ignore:.*_stream_v3.*:langchain_core._api.LangChainBetaWarning")
 CALLS = (ScriptedCall("weather", '{"city": "Köln"}', id="c1"), ScriptedCall("weather", '{"city": "Bonn"}', id="c2"))

@@ -17,16 +17,9 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 
-from ctxfold import (
-    ConfigError,
-    ContextOverflowError,
-    CtxWarning,
-    EmptyMessagesError,
-    IdsRepeated,
-    MemoryStore,
-    MessageTooLargeError,
-    SessionNotFoundError,
-)
+from ctxfold import ConfigError, ContextOverflowError, MemoryStore
+from ctxfold.errors import CtxWarning, EmptyMessagesError, MessageTooLargeError, SessionNotFoundError
+from ctxfold.events import IdsRepeated
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, CtxChatMessageHistory, with_context
 from tests.langchain.test_history import WORDS, contents, words

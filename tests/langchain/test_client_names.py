@@ -18,7 +18,8 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from ctxfold import ConfigError, CtxWarning, MemoryStore, SqlStore
+from ctxfold import ConfigError, MemoryStore, SqlStore
+from ctxfold.errors import CtxWarning
 from ctxfold.history.diff import ids_digest
 from ctxfold.history.records import SessionKey
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall

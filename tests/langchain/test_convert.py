@@ -20,21 +20,19 @@ from langchain_core.messages import (
 )
 
 from ctxfold import (
-    InvalidToolArgumentsError,
     MediaPart,
     Message,
     MessageError,
-    Opaque,
     ReasoningPart,
     TextPart,
     ToolCallPart,
-    UnknownRoleError,
     Usage,
     assistant,
     tool_result,
 )
-from ctxfold.messages import content_key, validated
-from langchain_ctx import from_langchain, to_langchain
+from ctxfold.errors import InvalidToolArgumentsError, UnknownRoleError
+from ctxfold.messages import Opaque, content_key, validated
+from langchain_ctx.messages import from_langchain, to_langchain
 
 PIXEL = "iVBORw0KGgo="
 CALL = {"name": "weather", "args": {"city": "Köln", "days": [1, 2]}, "id": "call_1"}

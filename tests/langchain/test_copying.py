@@ -17,14 +17,10 @@ from langchain_core.messages import (
     messages_to_dict,
 )
 
-from ctxfold import AgentContext, CtxWarning
-from langchain_ctx import (
-    CtxChatMessageHistory,
-    aexport_history,
-    aimport_history,
-    export_history,
-    import_history,
-)
+from ctxfold import AgentContext
+from ctxfold.errors import CtxWarning
+from langchain_ctx import CtxChatMessageHistory
+from langchain_ctx.history import aexport_history, aimport_history, export_history, import_history
 from tests.langchain.test_history import contents, turn
 
 

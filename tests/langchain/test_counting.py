@@ -20,8 +20,10 @@ from langchain_core.messages import (
 from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.tools import tool
 
-from ctxfold import MessageCounter, RatioCounter, text_counter
-from langchain_ctx import from_langchain, token_counter
+from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import RatioCounter, text_counter
+from langchain_ctx import token_counter
+from langchain_ctx.messages import from_langchain
 from tests.timing import cpu_s
 
 

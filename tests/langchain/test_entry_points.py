@@ -21,7 +21,8 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 
-from ctxfold import ConfigError, MissingExtraError, Policy, Section
+from ctxfold import ConfigError, Policy, Section
+from ctxfold.errors import MissingExtraError
 from ctxfold.policy.settings import policy_for
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from ctxfold.tokens.text import text_counter

@@ -9,7 +9,8 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold import MemoryStore, ScriptedBackend, StoreUnavailableError
+from ctxfold import MemoryStore, ScriptedBackend
+from ctxfold.errors import StoreUnavailableError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx
 from tests.langchain.faces import FACES, Agents, model_settings

@@ -17,15 +17,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold import AgentContext, MemoryStore, Prices, Usage
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import (
-    ContextMiddleware,
-    CtxChatMessageHistory,
-    LangChainBackend,
-    from_langchain,
-    history_tools,
-    to_langchain,
-    with_context,
-)
+from langchain_ctx import ContextMiddleware, CtxChatMessageHistory, history_tools, with_context
+from langchain_ctx.backend import LangChainBackend
+from langchain_ctx.messages import from_langchain, to_langchain
 from tests.langchain.faces import closed
 from tests.langchain.running import T
 from tests.langchain.test_chat_anthropic import _block, _event, _thought, weather

@@ -20,23 +20,19 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from ctxfold import (
-    ConfigError,
-    Draft,
+from ctxfold import ConfigError, HistoryCompacted, MemoryStore
+from ctxfold.errors import (
     EmptyMessagesError,
-    HistoryCompacted,
     InvalidTextError,
-    MemoryStore,
     MessageTooLargeError,
     PinBudgetError,
-    Record,
-    SessionKey,
     SessionNotFoundError,
     StoreCorruptError,
     StoreUnavailableError,
     UnknownRoleError,
     WindowTooSmallError,
 )
+from ctxfold.history.records import Draft, Record, SessionKey
 from ctxfold.testing import ModelServer, Scripted
 from langchain_ctx import ChatCtx, CtxChatMessageHistory, with_context
 

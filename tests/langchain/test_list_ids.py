@@ -12,7 +12,8 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
-from ctxfold import IdsRepeated, MemoryStore
+from ctxfold import MemoryStore
+from ctxfold.events import IdsRepeated
 from ctxfold.testing import ModelServer, Scripted
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, with_context
 from tests.langchain.faces import closed, model_settings

@@ -11,7 +11,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold import CtxWarning
+from ctxfold.errors import CtxWarning
 from langchain_ctx import ContextMiddleware, with_context
 from tests.langchain.running import T
 

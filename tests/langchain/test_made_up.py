@@ -15,7 +15,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold import MemoryStore, SessionKey
+from ctxfold import MemoryStore
+from ctxfold.history.records import SessionKey
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode
 from langchain_ctx.sessions import ANONYMOUS_SESSIONS, WAITING_S, AnonymousSessions

@@ -20,14 +20,12 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from ctxfold import AgentContext, Message, Opaque, SqlStore, TextPart, ToolCallPart, assistant, user
+from ctxfold import AgentContext, Message, SqlStore, TextPart, ToolCallPart, assistant, user
+from ctxfold.messages import Opaque
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import (
-    CtxChatMessageHistory,
-    from_langchain,
-    import_history,
-    to_langchain,
-)
+from langchain_ctx import CtxChatMessageHistory
+from langchain_ctx.history import import_history
+from langchain_ctx.messages import from_langchain, to_langchain
 from tests.langchain.faces import FACES, Agents, closed, model_settings, run
 from tests.langchain.running import T
 

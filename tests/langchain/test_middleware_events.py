@@ -18,7 +18,8 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold.testing import ModelServer, Scripted
-from langchain_ctx import ChatCtx, ChatModelSummarizer, ContextMiddleware, with_context
+from langchain_ctx import ChatCtx, ContextMiddleware, with_context
+from langchain_ctx.summarizer import ChatModelSummarizer
 from tests.langchain.faces import closed
 from tests.support.summaries import asks_on_live_prefix
 

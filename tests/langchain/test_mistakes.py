@@ -21,14 +21,13 @@ from langchain_ctx import (
     ContextNode,
     ContextSummarizer,
     CtxChatMessageHistory,
-    LangChainBackend,
-    export_history,
-    import_history,
     section_from,
     token_counter,
     with_context,
     with_reasoning,
 )
+from langchain_ctx.backend import LangChainBackend
+from langchain_ctx.history import export_history, import_history
 
 
 @pytest.fixture

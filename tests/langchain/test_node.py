@@ -20,7 +20,8 @@ from langgraph.graph.message import add_messages
 from langgraph.prebuilt import create_react_agent
 from langgraph.warnings import LangGraphDeprecatedSinceV10
 
-from ctxfold import ConfigError, EmptyMessagesError, WindowTooSmallError
+from ctxfold import ConfigError
+from ctxfold.errors import EmptyMessagesError, WindowTooSmallError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextNode
 

@@ -11,7 +11,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, Remove
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from ctxfold import EmptyMessagesError, MemoryStore
+from ctxfold import MemoryStore
+from ctxfold.errors import EmptyMessagesError
 from langchain_ctx import ContextNode
 
 T: Any = {"configurable": {"thread_id": "t"}}

@@ -12,7 +12,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Send
 
-from ctxfold import MemoryStore, MessageTooLargeError
+from ctxfold import MemoryStore
+from ctxfold.errors import MessageTooLargeError
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextNode
 from tests.langchain.running import T, edited, play

@@ -8,9 +8,10 @@ import pytest
 from langchain_core.messages import AIMessage, ChatMessage, FunctionMessage, HumanMessage
 from langchain_openai import ChatOpenAI
 
-from ctxfold import CtxWarning
+from ctxfold.errors import CtxWarning
 from ctxfold.testing import ModelServer, Scripted
-from langchain_ctx import ContextNode, from_langchain, to_langchain, with_context
+from langchain_ctx import ContextNode, with_context
+from langchain_ctx.messages import from_langchain, to_langchain
 from tests.langchain.faces import closed, model_settings
 
 CALL = {"function_call": {"name": "add", "arguments": '{"a": 1}'}}

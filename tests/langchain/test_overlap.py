@@ -18,7 +18,7 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from ctxfold import CtxWarning
+from ctxfold.errors import CtxWarning
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, CtxChatMessageHistory
 from tests.langchain.test_history import contents, words
@@ -187,7 +187,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 import ctxfold.stores.sql, sqlalchemy.dialects.postgresql, sqlalchemy.dialects.sqlite
-from ctxfold import text_counter
+from ctxfold.tokens.text import text_counter
 from langchain_ctx import CtxChatMessageHistory
 
 text_counter()  # its encoding is loaded once, too

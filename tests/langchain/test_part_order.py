@@ -23,10 +23,12 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.ai import add_ai_message_chunks
 
-from ctxfold import Fold, Message, ReasoningPart, Reply, ScriptedBackend, TextPart, ToolCallPart
+from ctxfold import Message, ReasoningPart, Reply, ScriptedBackend, TextPart, ToolCallPart
 from ctxfold.backends.base import reply_chunks
-from langchain_ctx import ChatCtx, from_langchain, to_langchain, with_context
+from ctxfold.stream import Fold
+from langchain_ctx import ChatCtx, with_context
 from langchain_ctx.chunks import ChunkWriter
+from langchain_ctx.messages import from_langchain, to_langchain
 from tests.support.strategies import replies
 
 WAYS: dict[str, Callable[[BaseMessage], BaseMessage]] = {

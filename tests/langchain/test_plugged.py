@@ -11,7 +11,8 @@ from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold import ConfigError, Summary
+from ctxfold import ConfigError
+from ctxfold.compaction.summarize import Summary
 from ctxfold.testing import ErrorReply, ModelServer, Scripted
 from langchain_ctx import ChatCtx, ContextSummarizer, token_counter
 

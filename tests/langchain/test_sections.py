@@ -16,7 +16,8 @@ from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from ctxfold import AgentContext, ConfigError, ScriptedBackend, SectionInjected, SectionSkipped
+from ctxfold import AgentContext, ConfigError, ScriptedBackend
+from ctxfold.events import SectionInjected, SectionSkipped
 from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, section_from, with_context
 from tests.timing import await_for

@@ -13,9 +13,12 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda, ensure_config
 from langchain_openai import ChatOpenAI
 
-from ctxfold import BackendError, Request, SummaryWriter, system, user
+from ctxfold import BackendError, Request, system, user
+from ctxfold.adapters.summaries import SummaryWriter
 from ctxfold.testing import ModelServer, Scripted
-from langchain_ctx import ChatCtx, ChatModelSummarizer, CtxChatMessageHistory, LangChainBackend
+from langchain_ctx import ChatCtx, CtxChatMessageHistory
+from langchain_ctx.backend import LangChainBackend
+from langchain_ctx.summarizer import ChatModelSummarizer
 from tests.langchain.test_history import words
 
 ASKED = Request(messages=[system("Summarise.", id="1"), user("a long talk", id="2")], max_tokens=77, thinking=False)

@@ -11,7 +11,8 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from ctxfold import Usage
-from langchain_ctx import LangChainBackend, with_context
+from langchain_ctx import with_context
+from langchain_ctx.backend import LangChainBackend
 
 
 def piece(text: str = "", **usage: Any) -> AIMessageChunk:

@@ -24,7 +24,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from openai import BadRequestError, UnprocessableEntityError
 from pydantic import BaseModel, Field
 
-from ctxfold import ConfigError, MessageTooLargeError
+from ctxfold import ConfigError
+from ctxfold.errors import MessageTooLargeError
 from ctxfold.testing import ErrorReply, ModelServer, RawReply, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware, with_context, with_reasoning
 from tests.langchain.faces import closed

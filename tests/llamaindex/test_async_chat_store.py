@@ -10,7 +10,7 @@ from llama_index.core.memory import Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from ctxfold import ConfigError, Store
-from llamaindex_ctx import CtxAsyncChatStore
+from llamaindex_ctx.chat_store import CtxAsyncChatStore
 from tests.llamaindex.talk import bot, calling, result, user
 
 

@@ -15,9 +15,7 @@ from ctxfold import (
     AgentContext,
     BackendError,
     ConfigError,
-    Fold,
     MessageError,
-    RatioCounter,
     Request,
     ScriptedBackend,
     Thinking,
@@ -25,8 +23,11 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.stream import Fold
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
-from llamaindex_ctx import CtxLLM, LlamaIndexBackend
+from ctxfold.tokens.text import RatioCounter
+from llamaindex_ctx import CtxLLM
+from llamaindex_ctx.backend import LlamaIndexBackend
 from tests.llamaindex.served_llm import stock_llm
 
 LOOK = ToolSpec("look", "Looks something up.", {"type": "object", "properties": {"key": {"type": "string"}}})

@@ -10,7 +10,8 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import BaseMemoryBlock, StaticMemoryBlock
 
-from ctxfold import SectionInjected, SectionSkipped, WindowTooSmallError
+from ctxfold.errors import WindowTooSmallError
+from ctxfold.events import SectionInjected, SectionSkipped
 from llamaindex_ctx import CtxMemory
 from tests.llamaindex.talk import bot, calling, result, user
 from tests.llamaindex.twins import Driver

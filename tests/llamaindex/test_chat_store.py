@@ -21,7 +21,8 @@ from llama_index.core.workflow import Context
 
 from ctxfold import ConfigError, SqlStore, Store
 from ctxfold.testing import ModelServer
-from llamaindex_ctx import CtxChatStore, CtxMemory, register_store
+from llamaindex_ctx import CtxChatStore, CtxMemory
+from llamaindex_ctx.store_registry import register_store
 from tests.llamaindex.loopback_llm import Made
 from tests.llamaindex.talk import bot, calling, result, user
 from tests.llamaindex.twins import Driver

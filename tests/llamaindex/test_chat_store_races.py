@@ -13,7 +13,8 @@ from llama_index.core.memory import Memory
 
 import llamaindex_ctx.chat_store
 from ctxfold import Store
-from llamaindex_ctx import CtxAsyncChatStore, CtxChatStore, CtxMemory
+from llamaindex_ctx import CtxChatStore, CtxMemory
+from llamaindex_ctx.chat_store import CtxAsyncChatStore
 from tests.llamaindex.talk import bot, calling, result, user
 from tests.llamaindex.twins import Driver
 

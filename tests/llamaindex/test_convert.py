@@ -28,18 +28,10 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.llms.llm import ToolSelection
 
-from ctxfold import (
-    MediaPart,
-    Message,
-    Opaque,
-    ReasoningPart,
-    Role,
-    TextPart,
-    ToolCallPart,
-    ToolResultPart,
-    assistant,
-)
-from llamaindex_ctx import CtxMemory, from_chat_message, from_chat_messages, to_chat_message, to_chat_messages
+from ctxfold import MediaPart, Message, ReasoningPart, Role, TextPart, ToolCallPart, ToolResultPart, assistant
+from ctxfold.messages import Opaque
+from llamaindex_ctx import CtxMemory
+from llamaindex_ctx.messages import from_chat_message, from_chat_messages, to_chat_message, to_chat_messages
 from llamaindex_ctx.metadata import mark, section
 from tests.llamaindex.talk import bot, calling, contents, result, user
 from tests.properties.machine import assert_legal

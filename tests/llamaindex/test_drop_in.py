@@ -20,8 +20,9 @@ from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 from llama_index.core.utils import get_tokenizer
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from ctxfold import CtxWarning
-from llamaindex_ctx import CtxAsyncChatStore, CtxChatStore, CtxMemory
+from ctxfold.errors import CtxWarning
+from llamaindex_ctx import CtxChatStore, CtxMemory
+from llamaindex_ctx.chat_store import CtxAsyncChatStore
 from tests.llamaindex.talk import bot, contents, parking, user
 
 pytestmark = [

@@ -10,7 +10,8 @@ from llama_index.core.base.llms.types import ChatMessage
 
 from ctxfold import AgentContext, ConfigError
 from ctxfold.testing import ModelServer
-from llamaindex_ctx import CtxLLM, CtxMemory, LlamaIndexEmbedder, with_context
+from llamaindex_ctx import CtxLLM, CtxMemory, with_context
+from llamaindex_ctx.retrieval import LlamaIndexEmbedder
 
 WORDS = ({"car", "automobile", "vehicle"}, {"boiler", "heating"}, {"plant", "flower"})
 

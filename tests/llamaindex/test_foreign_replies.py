@@ -21,9 +21,11 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.mock import MockFunctionCallingLLM, MockLLM
 from pydantic import PrivateAttr
 
-from ctxfold import Fold, Message, Request, StreamEvent, ToolCalls, Usage, user
+from ctxfold import Message, Request, ToolCalls, Usage, user
+from ctxfold.stream import Fold, StreamEvent
 from ctxfold.testing import RawReply, Scripted
-from llamaindex_ctx import LlamaIndexBackend, with_context
+from llamaindex_ctx import with_context
+from llamaindex_ctx.backend import LlamaIndexBackend
 from llamaindex_ctx.replies import whole_reply
 from tests.llamaindex.served_llm import served
 from tests.llamaindex.thinking import tool

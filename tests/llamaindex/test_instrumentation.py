@@ -21,9 +21,12 @@ from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index_instrumentation.dispatcher import Dispatcher, instrument_tags
 from pydantic import PrivateAttr
 
-from ctxfold import Appended, CompactionStarted, HistoryCompacted
+from ctxfold import HistoryCompacted
+from ctxfold.events import Appended, CompactionStarted
 from ctxfold.testing import ModelServer
-from llamaindex_ctx import CtxLLM, CtxMemory, LlamaIndexEmbedder, SessionEvent, section_from, with_context
+from llamaindex_ctx import CtxLLM, CtxMemory, with_context
+from llamaindex_ctx.instrumentation import SessionEvent
+from llamaindex_ctx.retrieval import LlamaIndexEmbedder, section_from
 
 
 class Heard(BaseEventHandler):

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from llama_index.llms.openai_like import OpenAILike
 
-from ctxfold import AgentContext, ConfigError, CtxWarning, ScriptedBackend
+from ctxfold import AgentContext, ConfigError, ScriptedBackend
+from ctxfold.errors import CtxWarning
 from ctxfold.testing import Scripted
-from llamaindex_ctx import CtxLLM, CtxMemory, LlamaIndexBackend, with_context
+from llamaindex_ctx import CtxLLM, CtxMemory, with_context
+from llamaindex_ctx.backend import LlamaIndexBackend
 from tests.llamaindex.served_llm import HELLO, KEY, ask, served
 
 

@@ -10,17 +10,9 @@ from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from llama_index.core.prompts import PromptTemplate
 from pydantic import BaseModel
 
-from ctxfold import (
-    ConfigError,
-    InvalidToolArgumentsError,
-    Message,
-    MessageError,
-    Opaque,
-    ReasoningPart,
-    ScriptedBackend,
-    TextPart,
-    ToolCallPart,
-)
+from ctxfold import ConfigError, Message, MessageError, ReasoningPart, ScriptedBackend, TextPart, ToolCallPart
+from ctxfold.errors import InvalidToolArgumentsError
+from ctxfold.messages import Opaque
 from ctxfold.testing import RawReply, Scripted, ScriptedCall
 from llamaindex_ctx import CtxLLM, with_context
 from tests.llamaindex.served_llm import ADD, HELLO, LOOK, WAYS, ask, kinds, served

@@ -14,16 +14,8 @@ from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRol
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import BaseMemory
 
-from ctxfold import (
-    AgentContext,
-    ConfigError,
-    ContextOverflowError,
-    InvalidTextError,
-    MemoryStore,
-    MessageConflictError,
-    MessageTooLargeError,
-    WindowTooSmallError,
-)
+from ctxfold import AgentContext, ConfigError, ContextOverflowError, MemoryStore
+from ctxfold.errors import InvalidTextError, MessageConflictError, MessageTooLargeError, WindowTooSmallError
 from llamaindex_ctx import CtxMemory
 from tests.engine.test_media import png
 from tests.llamaindex.twins import Driver

@@ -21,9 +21,11 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
 from pydantic import PrivateAttr
 
-from ctxfold import ConfigError, Item, Query, Section, SectionSkipped
+from ctxfold import ConfigError, Item, Query, Section
+from ctxfold.events import SectionSkipped
 from ctxfold.testing import ModelServer
-from llamaindex_ctx import CtxMemory, register_store
+from llamaindex_ctx import CtxMemory
+from llamaindex_ctx.store_registry import register_store
 from tests.llamaindex.loopback_llm import Made
 from tests.llamaindex.talk import bot, parking, user
 

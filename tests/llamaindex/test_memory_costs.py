@@ -11,7 +11,8 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import ChatSummaryMemoryBuffer
 
-from ctxfold import MemoryStore, Record, SessionKey, SqlStore
+from ctxfold import MemoryStore, SqlStore
+from ctxfold.history.records import Record, SessionKey
 from llamaindex_ctx import CtxMemory
 from tests.benchmarks.agents_50 import race
 from tests.benchmarks.conversation import texts

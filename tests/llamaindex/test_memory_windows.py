@@ -14,7 +14,7 @@ import pytest
 from llama_index.core.base.llms.types import DocumentBlock, MessageRole, TextBlock
 from llama_index.core.llms import ChatMessage
 
-from ctxfold import MessageTooLargeError, WindowTooSmallError
+from ctxfold.errors import MessageTooLargeError, WindowTooSmallError
 from llamaindex_ctx import CtxMemory
 from tests.llamaindex.talk import bot, contents, result, searching, user, words
 from tests.llamaindex.twins import Driver

@@ -14,18 +14,10 @@ from llama_index.core.memory import StaticMemoryBlock
 
 from ctxfold import ConfigError, CtxError, MessageError
 from ctxfold.testing import ModelServer
-from llamaindex_ctx import (
-    ContextLLM,
-    CtxChatStore,
-    CtxLLM,
-    CtxMemory,
-    CtxMemoryBlock,
-    LlamaIndexBackend,
-    history_tools,
-    register_store,
-    with_context,
-    with_reasoning,
-)
+from llamaindex_ctx import CtxChatStore, CtxLLM, CtxMemory, CtxMemoryBlock, history_tools, with_context, with_reasoning
+from llamaindex_ctx.backend import LlamaIndexBackend
+from llamaindex_ctx.store_registry import register_store
+from llamaindex_ctx.wrapper import ContextLLM
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
 

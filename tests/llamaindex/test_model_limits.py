@@ -13,9 +13,11 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 
-from ctxfold import BudgetError, RatioCounter
+from ctxfold.errors import BudgetError
 from ctxfold.testing import ModelServer, Scripted
-from llamaindex_ctx import ContextLLM, CtxMemory, with_context
+from ctxfold.tokens.text import RatioCounter
+from llamaindex_ctx import CtxMemory, with_context
+from llamaindex_ctx.wrapper import ContextLLM
 from tests.llamaindex.served_llm import stock_llm
 from tests.llamaindex.thinking import foreign
 

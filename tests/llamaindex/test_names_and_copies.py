@@ -18,17 +18,10 @@ from llama_index.core.storage.chat_store import SimpleChatStore
 from ctxfold import MemoryStore
 from ctxfold.errors import ConfigError
 from ctxfold.tokens.text import CtxWarning
-from llamaindex_ctx import (
-    CtxAsyncChatStore,
-    CtxChatStore,
-    CtxLLM,
-    CtxMemory,
-    CtxMemoryBlock,
-    LlamaIndexBackend,
-    LlmSummarizer,
-    register_store,
-    with_context,
-)
+from llamaindex_ctx import CtxChatStore, CtxLLM, CtxMemory, CtxMemoryBlock, LlmSummarizer, with_context
+from llamaindex_ctx.backend import LlamaIndexBackend
+from llamaindex_ctx.chat_store import CtxAsyncChatStore
+from llamaindex_ctx.store_registry import register_store
 from tests.llamaindex.talk import bot, user
 
 

@@ -14,7 +14,8 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.tools import FunctionTool
 
-from ctxfold import BaseBackend, Reply, Request, ToolCallPart, assistant
+from ctxfold import Reply, Request, ToolCallPart, assistant
+from ctxfold.backends.base import BaseBackend
 from ctxfold.errors import TurnClosedError
 from llamaindex_ctx import CtxLLM, with_context
 from tests.llamaindex.served_llm import LOOK

@@ -23,10 +23,11 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms.custom import CustomLLM
 from pydantic import PrivateAttr
 
-from ctxfold import BackendError, ContextBackend, HistoryCompacted, MessageTooLargeError, Request
+from ctxfold import BackendError, ContextBackend, HistoryCompacted, Request
 from ctxfold import system as system_message
 from ctxfold import user as user_message
 from ctxfold.adapters.tool_rounds import NO_RESULT
+from ctxfold.errors import MessageTooLargeError
 from ctxfold.testing import ModelServer, Scripted
 from llamaindex_ctx import CtxLLM, CtxMemory, LlmSummarizer, with_context
 

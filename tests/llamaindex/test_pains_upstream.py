@@ -24,7 +24,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from ctxfold import RatioCounter
+from ctxfold.tokens.text import RatioCounter
 from llamaindex_ctx import CtxMemory
 
 pytestmark = [

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock
 from llama_index.core.memory import Memory
 
-from ctxfold import Message, Part, ReasoningPart, Reply, ScriptedBackend, TextPart, ToolCallPart
+from ctxfold import Message, ReasoningPart, Reply, ScriptedBackend, TextPart, ToolCallPart
 from ctxfold.backends.base import reply_chunks
+from ctxfold.messages import Part
 from ctxfold.stream import Fold
-from llamaindex_ctx import CtxLLM, CtxMemory, from_chat_messages, with_context
-from llamaindex_ctx.messages import from_chat_message, to_chat_message
+from llamaindex_ctx import CtxLLM, CtxMemory, with_context
+from llamaindex_ctx.messages import from_chat_message, from_chat_messages, to_chat_message
 from llamaindex_ctx.replies import CumulativeReply, chat_response
 from tests.support.strategies import replies
 

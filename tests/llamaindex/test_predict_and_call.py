@@ -11,7 +11,8 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from llamaindex_ctx import ContextLLM, with_context
+from llamaindex_ctx import with_context
+from llamaindex_ctx.wrapper import ContextLLM
 from tests.llamaindex.served_llm import stock_llm
 from tests.llamaindex.talk import bot, user
 from tests.llamaindex.twins import Driver

@@ -15,9 +15,10 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from ctxfold import Chunk, Message, ReasoningPart, Reply, TextPart, ToolCallDelta, ToolCallPart, Usage
+from ctxfold import Message, ReasoningPart, Reply, TextPart, ToolCallPart, Usage
 from ctxfold.errors import InvalidToolArgumentsError
 from ctxfold.messages import REFUSAL, Opaque
+from ctxfold.protocols import Chunk, ToolCallDelta
 from llamaindex_ctx.replies import CumulativeReply, chat_response, noted, tool_selections, whole_reply
 
 

@@ -8,7 +8,8 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.mock import MockLLM
 
-from ctxfold import AgentContext, StoreUnavailableError, assistant, user
+from ctxfold import AgentContext, assistant, user
+from ctxfold.errors import StoreUnavailableError
 from llamaindex_ctx import with_context
 from llamaindex_ctx.wrapper import MAX_RUNS, Run, RunSessions
 

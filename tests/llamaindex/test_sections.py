@@ -12,9 +12,11 @@ from llama_index.core.embeddings.mock_embed_model import MockEmbedding
 from llama_index.core.llms.mock import MockLLM
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from ctxfold import ConfigError, SectionInjected, SectionSkipped
+from ctxfold import ConfigError
+from ctxfold.events import SectionInjected, SectionSkipped
 from ctxfold.testing import ModelServer
-from llamaindex_ctx import CtxLLM, CtxMemory, section_from, with_context
+from llamaindex_ctx import CtxLLM, CtxMemory, with_context
+from llamaindex_ctx.retrieval import section_from
 
 
 class Shelf(BaseRetriever):

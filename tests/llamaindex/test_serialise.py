@@ -19,8 +19,8 @@ from workflows.context.serializers import PickleSerializer
 
 from ctxfold import ConfigError, MemoryStore, SqlStore
 from ctxfold.testing import ModelServer
-from llamaindex_ctx import CtxChatStore, CtxMemory, register_store
-from llamaindex_ctx.store_registry import MADE_UP
+from llamaindex_ctx import CtxChatStore, CtxMemory
+from llamaindex_ctx.store_registry import MADE_UP, register_store
 from tests.llamaindex.loopback_llm import Made
 
 pytestmark = [

@@ -14,7 +14,8 @@ from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from llamaindex_ctx import ContextLLM, CtxMemory, with_context
+from llamaindex_ctx import CtxMemory, with_context
+from llamaindex_ctx.wrapper import ContextLLM
 from tests.llamaindex.served_llm import stock_llm
 from tests.llamaindex.talk import user
 

@@ -14,7 +14,8 @@ from pydantic import PrivateAttr
 from ctxfold import Request, Usage
 from ctxfold import user as user_message
 from ctxfold.testing import ErrorReply, ModelServer, Scripted
-from llamaindex_ctx import CtxLLM, CtxMemory, LlamaIndexBackend, with_context
+from llamaindex_ctx import CtxLLM, CtxMemory, with_context
+from llamaindex_ctx.backend import LlamaIndexBackend
 from tests.llamaindex.served_llm import WAYS, ask, stock_llm
 from tests.support.summaries import asks_on_live_prefix, asks_with_transcript
 

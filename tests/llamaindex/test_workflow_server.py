@@ -23,7 +23,8 @@ from workflows.context.serializers import JsonSerializer
 
 from ctxfold import MemoryStore
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from llamaindex_ctx import CtxMemory, register_store
+from llamaindex_ctx import CtxMemory
+from llamaindex_ctx.store_registry import register_store
 
 SERVER = Path(__file__).parents[2] / "examples" / "workflow_server" / "server.py"
 

@@ -23,18 +23,13 @@ from llama_index.llms.openai_like import OpenAILike
 from openai import BadRequestError, UnprocessableEntityError
 from pydantic import BaseModel
 
-from ctxfold import (
-    CompactionInput,
-    ConfigError,
-    EmptyMessagesError,
-    HistoryCompacted,
-    MessageTooLargeError,
-    Plan,
-    Prices,
-    Skip,
-)
+from ctxfold import ConfigError, HistoryCompacted, Prices
+from ctxfold.compaction.plan import Plan, Skip
+from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.errors import EmptyMessagesError, MessageTooLargeError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
-from llamaindex_ctx import ContextLLM, CtxMemory, with_context
+from llamaindex_ctx import CtxMemory, with_context
+from llamaindex_ctx.wrapper import ContextLLM
 from tests.llamaindex.served_llm import HELLO, stock_llm
 from tests.llamaindex.served_llm import ask as responses
 from tests.llamaindex.thinking import ROUNDS, look, look_long, serving, steps, tool

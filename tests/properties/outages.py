@@ -7,19 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ctxfold import (
-    AgentContext,
-    Message,
-    Record,
-    Request,
-    ScriptedBackend,
-    StoreCapabilities,
-    StoreUnavailableError,
-    ToolCallPart,
-    assistant,
-    tool_result,
-    user,
-)
+from ctxfold import AgentContext, Message, Request, ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold.errors import StoreUnavailableError
+from ctxfold.history.records import Record
+from ctxfold.protocols import StoreCapabilities
 from tests.properties.machine import assert_legal
 from tests.support.driven import COUNTER
 

@@ -16,17 +16,17 @@ from ctxfold import (
     CtxError,
     MemoryStore,
     Message,
-    MessageCounter,
     Reply,
     Request,
     ScriptedBackend,
-    StoreCapabilities,
     ToolCallPart,
     assistant,
     tool_result,
     user,
 )
 from ctxfold.history.view import View
+from ctxfold.protocols import StoreCapabilities
+from ctxfold.tokens.counter import MessageCounter
 from tests.properties.machine import assert_legal
 from tests.support.driven import COUNTER
 

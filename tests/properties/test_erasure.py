@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxfold import ContextOverflowError, MemoryStore, NothingToUndoError
+from ctxfold import ContextOverflowError, MemoryStore
+from ctxfold.errors import NothingToUndoError
 from tests.erasure.scan import places_of
 from tests.properties.machine import Machine, assert_legal
 from tests.support.driven import context

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxfold import SqlStore, Store, StoreUnavailableError, TurnEnded
+from ctxfold import SqlStore, Store
+from ctxfold.errors import StoreUnavailableError
+from ctxfold.events import TurnEnded
 from tests.properties.outages import FAULTS, WINDOWS, Step, World, add
 from tests.support.postgres_schema import fresh_schema
 

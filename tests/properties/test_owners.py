@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxfold import AgentContext, MemoryStore, RatioCounter, assistant, memory_section, user
+from ctxfold import AgentContext, MemoryStore, assistant, memory_section, user
+from ctxfold.tokens.text import RatioCounter
 from tests.support.driven import scripted
 
 OWNERS = ("ann", "bob", "ann'", "ann%")

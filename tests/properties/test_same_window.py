@@ -12,13 +12,13 @@ from ctxfold import (
     AgentContext,
     ContextOverflowError,
     Message,
-    RatioCounter,
     ScriptedBackend,
     ToolCallPart,
     assistant,
     tool_result,
     user,
 )
+from ctxfold.tokens.text import RatioCounter
 
 SUMMARY = "They talked, and looked some things up."
 sizes = st.sampled_from([3, 40, 160, 600, 2_500])

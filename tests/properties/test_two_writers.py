@@ -15,7 +15,6 @@ from ctxfold import (
     CtxError,
     MemoryStore,
     Message,
-    MessageCounter,
     Request,
     ScriptedBackend,
     ToolCallPart,
@@ -23,6 +22,7 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.tokens.counter import MessageCounter
 from tests.properties.machine import assert_legal
 from tests.support.driven import COUNTER
 from tests.support.open_sessions import opened

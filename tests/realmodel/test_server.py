@@ -10,14 +10,11 @@ import pytest
 
 from ctxfold import (
     BackendError,
-    Chunk,
     Content,
     ContentFirst,
-    Fold,
     Message,
     Reply,
     Request,
-    StreamEvent,
     Thinking,
     ToolCalls,
     ToolSpec,
@@ -26,6 +23,8 @@ from ctxfold import (
     tool_result,
     user,
 )
+from ctxfold.protocols import Chunk
+from ctxfold.stream import Fold, StreamEvent
 from tests.realmodel.llama import ANSWER, CALL, ENDLESS, THINK, LlamaServer
 
 WEATHER = ToolSpec(

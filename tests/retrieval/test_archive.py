@@ -15,14 +15,13 @@ from ctxfold import (
     MemoryStore,
     Message,
     MessageError,
-    MessageNotFoundError,
-    MessagesRestored,
-    SessionExistsError,
     SqlStore,
     assistant,
     tool_result,
     user,
 )
+from ctxfold.errors import MessageNotFoundError, SessionExistsError
+from ctxfold.events import MessagesRestored
 from tests.properties.machine import assert_legal
 from tests.support.driven import Driven, call, context, scripted, tool_round, turns
 from tests.support.postgres_schema import fresh_schema

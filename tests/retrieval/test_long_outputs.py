@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import Draft, MemoryStore, Message, Record, SessionKey, ToolCallPart, assistant, tool_result, user
+from ctxfold import MemoryStore, Message, ToolCallPart, assistant, tool_result, user
+from ctxfold.history.records import Draft, Record, SessionKey
 from ctxfold.history.terms import ENDING_CHARS, WINDOW_CHARS, sentences, term_counts
 from tests.support.driven import Driven
 

@@ -10,19 +10,10 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    ConfigError,
-    MemoryStore,
-    Message,
-    Postings,
-    SessionKey,
-    SqlStore,
-    Store,
-    UnknownRoleError,
-    assistant,
-    user,
-)
+from ctxfold import AgentContext, ConfigError, MemoryStore, Message, SqlStore, Store, assistant, user
+from ctxfold.errors import UnknownRoleError
+from ctxfold.history.records import SessionKey
+from ctxfold.protocols import Postings
 from tests.retrieval.test_archive import ASKED, SAID, said
 from tests.stores.outside_store import TableStore
 from tests.support.driven import Driven, context, tool_round, turns

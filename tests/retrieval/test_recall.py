@@ -13,19 +13,12 @@ from hypothesis import strategies as st
 
 from ctxfold import (
     AgentContext,
-    Document,
-    Draft,
     MemoryStore,
     Message,
-    MessageCounter,
     OpenAIChatBackend,
-    Postings,
-    Record,
     ScriptedBackend,
-    SessionKey,
     SqlStore,
     TextPart,
-    TiktokenCounter,
     ToolCallPart,
     assistant,
     tool_result,
@@ -34,14 +27,16 @@ from ctxfold import (
 from ctxfold.effects import Flow, run
 from ctxfold.history.passage_cache import PassageCache
 from ctxfold.history.posting_cache import LiveIndex
-from ctxfold.history.records import MessageAdded
+from ctxfold.history.records import Draft, MessageAdded, Record, SessionKey
 from ctxfold.history.terms import records
-from ctxfold.protocols import Ports
+from ctxfold.protocols import Document, Ports, Postings
 from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
 from ctxfold.retrieval.passages import SHORT_CHARS, Passage, chosen, render, sentence_scores, tokens_of
 from ctxfold.retrieval.search import search
 from ctxfold.state import index_entry
 from ctxfold.testing import ModelServer
+from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import TiktokenCounter
 from tests.support.driven import COUNTER
 
 KEY = SessionKey("ann", "s1")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import Draft, MemoryStore, Message, Record, SessionKey, ToolCallPart, assistant, tool_result, user
+from ctxfold import MemoryStore, Message, ToolCallPart, assistant, tool_result, user
+from ctxfold.history.records import Draft, Record, SessionKey
 from tests.support.driven import Driven, scripted
 
 Make = Callable[..., Driven]

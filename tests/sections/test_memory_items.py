@@ -9,18 +9,9 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    BackendError,
-    ConfigError,
-    MemoryLearnt,
-    Message,
-    MessageError,
-    MessageNotFoundError,
-    Section,
-    assistant,
-    memory_section,
-    user,
-)
+from ctxfold import BackendError, ConfigError, Message, MessageError, Section, assistant, memory_section, user
+from ctxfold.errors import MessageNotFoundError
+from ctxfold.events import MemoryLearnt
 from ctxfold.memory.categories import MEMORY_KINDS
 from tests.support.driven import Driven, context, scripted, text_of, tool_round, turns
 

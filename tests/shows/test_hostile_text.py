@@ -15,22 +15,14 @@ import pytest
 import ctxfold
 import langchain_ctx
 import llamaindex_ctx
-from ctxfold import (
-    AgentContext,
-    MediaPart,
-    Message,
-    MessageCounter,
-    RatioCounter,
-    ToolCallPart,
-    assistant,
-    tool_result,
-    user,
-)
+from ctxfold import AgentContext, MediaPart, Message, ToolCallPart, assistant, tool_result, user
 from ctxfold.backends.openai_chat.parse import TagSplitter
 from ctxfold.compaction.probe import probe
 from ctxfold.history.terms import sentences, stretches, terms
 from ctxfold.history.view import Entry
 from ctxfold.lru import _LazyPattern  # pyright: ignore[reportPrivateUsage]
+from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import RatioCounter
 from tests.benchmarks.hostile_text import UNITS, body, pass_through
 from tests.timing import cpu_s
 

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-from ctxfold import KeyValueStore
+from ctxfold.stores.key_value import KeyValueStore
 
 
 class TableTransaction:

@@ -12,8 +12,10 @@ from typing import Any, get_args
 import psycopg
 import pytest
 
-from ctxfold import Draft, Head, MemoryItem, SqlStore
-from ctxfold.history.records import KnownBody, TurnClosed
+from ctxfold import SqlStore
+from ctxfold.history.memory_items import MemoryItem
+from ctxfold.history.records import Draft, KnownBody, TurnClosed
+from ctxfold.protocols import Head
 from tests.golden import stored
 from tests.support.postgres_schema import fresh_schema
 

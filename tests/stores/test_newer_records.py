@@ -13,22 +13,10 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    CtxError,
-    CtxWarning,
-    Draft,
-    MemoryItem,
-    Message,
-    Retention,
-    ScriptedBackend,
-    SessionKey,
-    SqlStore,
-    StoreCorruptError,
-    assistant,
-    user,
-)
-from ctxfold.history.records import PolicyChanged, SnapshotTaken, Unknown, decode_body, encode_body
+from ctxfold import AgentContext, CtxError, Message, Retention, ScriptedBackend, SqlStore, assistant, user
+from ctxfold.errors import CtxWarning, StoreCorruptError
+from ctxfold.history.memory_items import MemoryItem
+from ctxfold.history.records import Draft, PolicyChanged, SessionKey, SnapshotTaken, Unknown, decode_body, encode_body
 from tests.support.driven import context
 
 KEY = SessionKey("default", "s")

@@ -12,14 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from ctxfold import (
-    ConfigError,
-    Draft,
-    SessionKey,
-    SqlStore,
-    user,
-)
-from ctxfold.history.records import MessageAdded
+from ctxfold import ConfigError, SqlStore, user
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
 from tests.support.postgres_schema import fresh_schema
 from tests.support.processes import CONTEXT, import_once, start
 

@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxfold import Document, MemoryStore, SessionKey, SqlStore, StoreCorruptError
-from ctxfold.protocols import Rewrite
+from ctxfold import MemoryStore, SqlStore
+from ctxfold.errors import StoreCorruptError
+from ctxfold.history.records import SessionKey
+from ctxfold.protocols import Document, Rewrite
 from ctxfold.stores.posting_leaves import FIRST_KEY, MAX_COUNT, hits_of, leaf_key, placed, with_hits
 from tests.support.postgres_schema import fresh_schema
 

@@ -8,8 +8,11 @@ from collections.abc import Callable, Generator
 import psycopg
 import pytest
 
-from ctxfold import ConfigError, Document, Draft, MemoryItem, SessionKey, SqlStore, StoreUnavailableError, user
-from ctxfold.history.records import MessageAdded
+from ctxfold import ConfigError, SqlStore, user
+from ctxfold.errors import StoreUnavailableError
+from ctxfold.history.memory_items import MemoryItem
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
+from ctxfold.protocols import Document
 from tests.support.postgres_schema import fresh_schema
 
 KEY = SessionKey("ann", "s")

@@ -16,28 +16,18 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    ConfigError,
-    CtxError,
-    Draft,
-    Head,
+from ctxfold import AgentContext, ConfigError, CtxError, Message, ScriptedBackend, SqlStore, StoreError, TextPart, user
+from ctxfold.errors import (
     InvalidTextError,
-    Message,
     MissingExtraError,
-    RatioCounter,
-    ScriptedBackend,
-    SessionKey,
-    SqlStore,
     StoreCorruptError,
-    StoreError,
     StoreFormatError,
     StoreUnavailableError,
-    TextPart,
-    user,
 )
-from ctxfold.history.records import MessageAdded
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
+from ctxfold.protocols import Head
 from ctxfold.stores.sql_engine import parse_url
+from ctxfold.tokens.text import RatioCounter
 from tests.support.open_sessions import opened
 from tests.support.postgres_schema import fresh_schema
 

@@ -14,9 +14,10 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, event
 
-from ctxfold import Document, Draft, MemoryItem, Retention, SessionKey, SqlStore, assistant, user
-from ctxfold.history.records import MessageAdded
-from ctxfold.protocols import Rewrite
+from ctxfold import Retention, SqlStore, assistant, user
+from ctxfold.history.memory_items import MemoryItem
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
+from ctxfold.protocols import Document, Rewrite
 from ctxfold.stores.sql_schema import Statements
 from tests.support.driven import context
 from tests.support.postgres_schema import fresh_schema

@@ -16,7 +16,8 @@ from tests.conftest import NO_STRACE
 
 WRITER = """
 import os, sys
-from ctxfold import AgentContext, RatioCounter, ScriptedBackend
+from ctxfold import AgentContext, ScriptedBackend
+from ctxfold.tokens.text import RatioCounter
 from ctxfold.messages import assistant, user
 
 class Backend(ScriptedBackend):

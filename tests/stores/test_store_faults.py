@@ -17,20 +17,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    Draft,
-    HeadMovedError,
-    RatioCounter,
-    ScriptedBackend,
-    SessionKey,
-    SessionNotFoundError,
-    SqlStore,
-    StoreCorruptError,
-    StoreUnavailableError,
-    user,
-)
-from ctxfold.history.records import MessageAdded
+from ctxfold import AgentContext, ScriptedBackend, SqlStore, user
+from ctxfold.errors import HeadMovedError, SessionNotFoundError, StoreCorruptError, StoreUnavailableError
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
+from ctxfold.tokens.text import RatioCounter
 from tests.stores.proxy import Proxy, proxied
 from tests.support.postgres_schema import fresh_schema
 
@@ -340,7 +330,8 @@ def test_damaged_pages_are_typed_errors(tmp_path: Path, at: int) -> None:
 
 FULL = """
 import resource, signal, sys
-from ctxfold import AgentContext, RatioCounter
+from ctxfold import AgentContext
+from ctxfold.tokens.text import RatioCounter
 from ctxfold.errors import CtxError, StoreUnavailableError
 from ctxfold.messages import user
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ctxfold import Draft, SessionKey, SqlStore, user
+from ctxfold import SqlStore, user
 from ctxfold.cli.app import app
-from ctxfold.history.records import MessageAdded
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
 from tests.support.driven import context
 
 

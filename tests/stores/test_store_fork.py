@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import Draft, MemoryStore, SessionKey, SqlStore, user
-from ctxfold.history.records import MessageAdded
+from ctxfold import MemoryStore, SqlStore, user
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
 from tests.support.postgres_schema import fresh_schema
 
 pytestmark = [

@@ -8,18 +8,10 @@ from collections.abc import Generator
 import psycopg
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    ConfigError,
-    Draft,
-    RatioCounter,
-    ScriptedBackend,
-    SessionKey,
-    SqlStore,
-    StoreUnavailableError,
-    user,
-)
-from ctxfold.history.records import MessageAdded
+from ctxfold import AgentContext, ConfigError, ScriptedBackend, SqlStore, user
+from ctxfold.errors import StoreUnavailableError
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
+from ctxfold.tokens.text import RatioCounter
 from tests.conftest import NO_PGBOUNCER
 from tests.stores.servers import pgbouncer, pgbouncer_program
 from tests.support.postgres_schema import fresh_schema

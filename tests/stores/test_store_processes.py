@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxfold import Draft, SessionKey, SqlStore, user
-from ctxfold.history.records import MessageAdded
+from ctxfold import SqlStore, user
+from ctxfold.history.records import Draft, MessageAdded, SessionKey
 from tests.support.postgres_schema import fresh_schema
 from tests.support.processes import CONTEXT, import_once, start
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ctxfold import AgentContext, Message, RatioCounter, ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold import AgentContext, Message, ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold.tokens.text import RatioCounter
 
 
 class Driven:

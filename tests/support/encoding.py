@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ctxfold import text_counter
+from ctxfold.tokens.text import text_counter
 
 text_counter(allow_download=False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ctxfold import AgentContext, MemoryStore, SessionKey
-from ctxfold.history.records import MessageAdded
+from ctxfold import AgentContext, MemoryStore
+from ctxfold.history.records import MessageAdded, SessionKey
 from ctxfold.state import Session
 
 

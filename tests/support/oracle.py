@@ -6,8 +6,9 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
-from ctxfold import BaseBackend, ContextBackend, Reply, Request, TokenCounter, assistant
-from ctxfold.protocols import UuidIds
+from ctxfold import ContextBackend, Reply, Request, assistant
+from ctxfold.backends.base import BaseBackend
+from ctxfold.protocols import TokenCounter, UuidIds
 
 __all__ = ["OracleSummarizer", "fact", "facts"]
 

@@ -8,19 +8,8 @@ from typing import Literal, TypeAlias
 
 from hypothesis import strategies as st
 
-from ctxfold import (
-    MediaPart,
-    Message,
-    Opaque,
-    Part,
-    ReasoningPart,
-    TextPart,
-    ToolCallPart,
-    Usage,
-    assistant,
-    tool_result,
-    user,
-)
+from ctxfold import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, Usage, assistant, tool_result, user
+from ctxfold.messages import Opaque, Part
 
 __all__ = ["Op", "OpName", "argument_texts", "messages", "operations", "replies", "rounds", "texts", "transcripts"]
 

@@ -7,47 +7,42 @@ from pathlib import Path
 from typing import assert_type
 
 from ctxfold import (
-    Added,
     AgentContext,
-    AllOf,
-    AnyOf,
-    ColdCacheTrigger,
-    CompactionInput,
-    CompactionProposal,
-    EconomicTrigger,
-    Erasure,
     Event,
-    Explanation,
     HistoryCompacted,
-    HistoryTool,
-    Hit,
-    Inspection,
     MemoryStore,
     Message,
-    MessageExplanation,
     MessagesTrigger,
     OpenAIChatBackend,
-    Plan,
     Policy,
     Prices,
     RatioTrigger,
     Reply,
     ScriptedBackend,
-    SessionUsage,
-    Skip,
     SqlStore,
     Strategy,
-    StrategyError,
-    StreamEvent,
     Summarizer,
     TokensTrigger,
     ToolSpec,
     TurnsTrigger,
-    Window,
     history_tools,
     user,
 )
+from ctxfold.adapters.history_tools import HistoryTool
+from ctxfold.compaction.plan import Plan, Skip
+from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.engine.archive import Hit
+from ctxfold.engine.engine import Added
+from ctxfold.engine.erase import Erasure
+from ctxfold.engine.fit import Window
+from ctxfold.errors import StrategyError
+from ctxfold.events import CompactionProposal
 from ctxfold.history.records import GoalSet
+from ctxfold.inspect.explain import Explanation, MessageExplanation
+from ctxfold.inspect.report import Inspection
+from ctxfold.policy.triggers import AllOf, AnyOf, ColdCacheTrigger, EconomicTrigger
+from ctxfold.session.context import SessionUsage
+from ctxfold.stream import StreamEvent
 
 
 def sync_use(path: Path) -> None:

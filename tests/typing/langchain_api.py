@@ -10,22 +10,21 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, HumanMessage, trim_messages
 from langchain_core.retrievers import BaseRetriever
 
-from ctxfold import AgentContext, Section, Summary, SummaryWriter
+from ctxfold import AgentContext, Section
+from ctxfold.adapters.summaries import SummaryWriter
+from ctxfold.compaction.summarize import Summary
 from langchain_ctx import (
-    ConfigurableContextModel,
     ContextMiddleware,
     ContextNode,
     ContextSummarizer,
     CtxChatMessageHistory,
-    aexport_history,
-    aimport_history,
-    export_history,
-    import_history,
     section_from,
     token_counter,
     with_context,
     with_reasoning,
 )
+from langchain_ctx.history import aexport_history, aimport_history, export_history, import_history
+from langchain_ctx.wrapper import ConfigurableContextModel
 
 
 def node(messages: list[BaseMessage], model: BaseChatModel) -> None:

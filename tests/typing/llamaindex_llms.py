@@ -8,17 +8,11 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms.mock import MockLLM
 
 from ctxfold import AgentContext, Event, Policy, Section
-from llamaindex_ctx import (
-    ContextLLM,
-    CtxLLM,
-    CtxMemory,
-    LlamaIndexBackend,
-    LlmSummarizer,
-    SessionEvent,
-    section_from,
-    with_context,
-    with_reasoning,
-)
+from llamaindex_ctx import CtxLLM, CtxMemory, LlmSummarizer, with_context, with_reasoning
+from llamaindex_ctx.backend import LlamaIndexBackend
+from llamaindex_ctx.instrumentation import SessionEvent
+from llamaindex_ctx.retrieval import section_from
+from llamaindex_ctx.wrapper import ContextLLM
 
 
 def llms() -> None:

@@ -9,15 +9,10 @@ from llama_index.core.base.llms.types import ChatMessage, TextBlock
 from llama_index.core.memory import BaseMemoryBlock, StaticMemoryBlock
 
 from ctxfold import AgentContext, Item, Query, Section
-from llamaindex_ctx import (
-    CtxAsyncChatStore,
-    CtxChatStore,
-    CtxMemory,
-    CtxMemoryBlock,
-    from_chat_messages,
-    register_store,
-    to_chat_messages,
-)
+from llamaindex_ctx import CtxChatStore, CtxMemory, CtxMemoryBlock
+from llamaindex_ctx.chat_store import CtxAsyncChatStore
+from llamaindex_ctx.messages import from_chat_messages, to_chat_messages
+from llamaindex_ctx.store_registry import register_store
 
 
 def blocks(session_id: str) -> Sequence[BaseMemoryBlock[Any]]:

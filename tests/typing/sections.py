@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_type
 
-from ctxfold import (
-    AgentContext,
-    ContextDelta,
-    ContextService,
-    Event,
-    Item,
-    MemoryItem,
-    MemoryLearnt,
-    Query,
-    Recollection,
-    Remembered,
-    Section,
-    SectionInjected,
-    SectionSkipped,
-    memory_section,
-)
+from ctxfold import AgentContext, ContextService, Event, Item, Query, Section, memory_section
+from ctxfold.events import MemoryLearnt, SectionInjected, SectionSkipped
+from ctxfold.history.memory_items import MemoryItem, Remembered
+from ctxfold.memory.store import Recollection
+from ctxfold.session.service import ContextDelta
 
 
 def plain(query: Query) -> list[str]:

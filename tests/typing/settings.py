@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ctxfold import AgentContext, Policy, PolicyFields, SessionSettings, TokensTrigger, ToolRule
+from ctxfold import AgentContext, Policy, TokensTrigger, ToolRule
+from ctxfold.connect import SessionSettings
+from ctxfold.policy.settings import PolicyFields
 from langchain_ctx import ChatCtx
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from ctxfold import (
     AnthropicBackend,
-    Chunk,
-    Fold,
     Message,
     ReasoningPart,
     Reply,
@@ -17,12 +15,14 @@ from ctxfold import (
     TextPart,
     ToolCallPart,
     ToolSpec,
-    load_profile,
     system,
     tool_result,
     user,
 )
 from ctxfold.backends.anthropic.parse import MessagesParser
+from ctxfold.backends.profile import load_profile
+from ctxfold.protocols import Chunk
+from ctxfold.stream import Fold
 
 MODEL = "claude-opus-5-5"
 CALLS = (ToolCallPart("toolu_1", "ls", '{"d": "/"}'), ToolCallPart("toolu_2", "ls", '{"d": "/tmp"}'))

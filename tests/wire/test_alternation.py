@@ -31,10 +31,10 @@ from ctxfold import (
 )
 from ctxfold.history.alternation import NOBODY_ASKED, NOT_ANSWERED
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from langchain_ctx import LangChainBackend
 from langchain_ctx import with_context as langchain_with_context
-from llamaindex_ctx import LlamaIndexBackend
+from langchain_ctx.backend import LangChainBackend
 from llamaindex_ctx import with_context as llamaindex_with_context
+from llamaindex_ctx.backend import LlamaIndexBackend
 
 ROWS = ["vllm", "sglang", "llamacpp", "ollama"]
 CALL = ToolCallPart("c1", "ls", "{}")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, Fold, Message, Reply, Request, TextPart, Usage, assistant, open_backend, user
+from ctxfold import AgentContext, Message, Reply, Request, TextPart, Usage, assistant, open_backend, user
 from ctxfold.backends.anthropic.parse import MessagesParser
 from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.stream import Fold
 from tests.wire.anthropic_wire import parsed
 from tests.wire.raw_server import Play, RawServer
 from tests.wire.vector_runs import (

@@ -7,19 +7,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    BackendError,
-    Message,
-    Reply,
-    Request,
-    Retry,
-    TextPart,
-    ToolSpec,
-    assistant,
-    open_backend,
-    system,
-    user,
-)
+from ctxfold import BackendError, Message, Reply, Request, TextPart, ToolSpec, assistant, open_backend, system, user
+from ctxfold.backends.transport import Retry
 from tests.wire.anthropic_wire import MODEL
 from tests.wire.raw_server import DONE, Play, RawServer, event, reply
 

@@ -8,18 +8,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import (
-    AgentContext,
-    Completed,
-    Message,
-    OpenAIChatBackend,
-    Reply,
-    ToolSpec,
-    load_profile,
-    open_backend,
-    user,
-)
-from ctxfold.backends.profile import provider_names
+from ctxfold import AgentContext, Completed, Message, OpenAIChatBackend, Reply, ToolSpec, open_backend, user
+from ctxfold.backends.profile import load_profile, provider_names
 from ctxfold.messages import MediaPart, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
 from ctxfold.testing import ModelServer, RawReply, Scripted
 

@@ -18,7 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ctxfold import BackendError, Chunk, ConfigError, OpenAIChatBackend, Reply, Request, Retry, user
+from ctxfold import BackendError, ConfigError, OpenAIChatBackend, Reply, Request, user
+from ctxfold.backends.transport import Retry
+from ctxfold.protocols import Chunk
 from tests.timing import await_for, wait_for
 from tests.wire.raw_server import DONE, HANG_S, Play, RawServer, event, reply
 

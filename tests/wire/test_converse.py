@@ -18,17 +18,17 @@ from ctxfold import (
     ReasoningPart,
     Reply,
     Request,
-    Retry,
     TextPart,
     ToolCallPart,
     ToolSpec,
     assistant,
-    load_profile,
     open_backend,
     system,
     tool_result,
     user,
 )
+from ctxfold.backends.profile import load_profile
+from ctxfold.backends.transport import Retry
 from ctxfold.testing.served_converse import event_frame
 from tests.wire.raw_server import Play, RawServer
 

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from ctxfold import BackendError, CtxError, Fold, Reply, load_profile
+from ctxfold import BackendError, CtxError, Reply
 from ctxfold.backends.converse.parse import ConverseParser
 from ctxfold.backends.eventstream import EventStreamDecoder
+from ctxfold.backends.profile import load_profile
 from ctxfold.messages import validated
+from ctxfold.stream import Fold
 from ctxfold.testing.served_converse import event_frame
 from tests.wire.test_fuzz import cut_into_reads, flipped, patched, retyped
 from tests.wire.vector_runs import frames, vectors

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ctxfold import Fold, open_backend
+from ctxfold import open_backend
 from ctxfold.backends.converse.parse import ConverseParser
 from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.stream import Fold
 from tests.wire.raw_server import RawServer
 from tests.wire.vector_runs import (
     ASKED,

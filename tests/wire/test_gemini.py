@@ -12,9 +12,7 @@ import pytest
 from ctxfold import (
     AgentContext,
     BackendError,
-    Chunk,
     ConfigError,
-    Fold,
     GeminiBackend,
     MediaPart,
     Message,
@@ -26,13 +24,15 @@ from ctxfold import (
     ToolResultPart,
     ToolSpec,
     assistant,
-    load_profile,
     open_backend,
     system,
     tool_result,
     user,
 )
 from ctxfold.backends.gemini.parse import GeminiParser
+from ctxfold.backends.profile import load_profile
+from ctxfold.protocols import Chunk
+from ctxfold.stream import Fold
 from tests.wire.raw_server import Play, RawServer
 
 MODEL = "gemini-3.1-pro-preview"

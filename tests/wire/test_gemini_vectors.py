@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from ctxfold import BackendError, Fold, GeminiBackend, Message, Reply, open_backend, tool_result, user
+from ctxfold import BackendError, GeminiBackend, Message, Reply, open_backend, tool_result, user
 from ctxfold.backends.gemini.parse import GeminiParser
 from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.stream import Fold
 from tests.wire.raw_server import Play, RawServer
 from tests.wire.test_vectors import KEY, MODEL, Seen, check_error, request
 

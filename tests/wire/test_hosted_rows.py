@@ -14,11 +14,11 @@ from ctxfold import (
     Request,
     TextPart,
     ToolCallPart,
-    load_profile,
     open_backend,
     tool_result,
     user,
 )
+from ctxfold.backends.profile import load_profile
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from tests.wire.raw_server import DONE, Play, RawServer, event
 

@@ -16,12 +16,10 @@ from ctxfold import (
     MediaPart,
     Message,
     MessageError,
-    Opaque,
     ReasoningPart,
     TextPart,
     ToolCallPart,
     ToolResultPart,
-    UnknownRoleError,
     Usage,
     assistant,
     open_backend,
@@ -30,6 +28,8 @@ from ctxfold import (
     user,
 )
 from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.errors import UnknownRoleError
+from ctxfold.messages import Opaque
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 NAME = st.text("abc_", min_size=1, max_size=5)

@@ -13,21 +13,18 @@ from ctxfold import (
     ConfigError,
     Message,
     OpenAIChatBackend,
-    RatioCounter,
     Request,
     ScriptedBackend,
-    TiktokenCounter,
     ToolCallPart,
     assistant,
-    load_profile,
     open_backend,
-    provider_names,
     tool_result,
     user,
 )
-from ctxfold.backends import counter_for
+from ctxfold.backends.profile import counter_for, load_profile, provider_names
 from ctxfold.connect import message_counter
 from ctxfold.testing import ModelServer
+from ctxfold.tokens.text import RatioCounter, TiktokenCounter
 from tests.wire.raw_server import DONE, Play, RawServer, event
 
 SIGNED = '{"extra_content": {"google": {"thought_signature": "c2ln"}}}'

@@ -15,17 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ctxfold import (
-    BackendError,
-    Chunk,
-    ConfigError,
-    OpenAIChatBackend,
-    Reply,
-    Request,
-    load_profile,
-    open_backend,
-    user,
-)
+from ctxfold import BackendError, ConfigError, OpenAIChatBackend, Reply, Request, open_backend, user
+from ctxfold.backends.profile import load_profile
+from ctxfold.protocols import Chunk
 from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx
 from llamaindex_ctx import CtxLLM

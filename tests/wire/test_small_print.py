@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, Completed, Fold, Message, Reply, Request, Usage, open_backend, tool_result, user
+from ctxfold import AgentContext, Completed, Message, Reply, Request, Usage, open_backend, tool_result, user
+from ctxfold.stream import Fold
 from ctxfold.testing import ModelServer, RawReply, Scripted
 from ctxfold.testing.served_converse import event_frame
 from tests.support.wires import WIRES

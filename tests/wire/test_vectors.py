@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from ctxfold import BackendError, Fold, Message, Request, StreamEvent, ToolSpec, open_backend, system, tool_result, user
+from ctxfold import BackendError, Message, Request, ToolSpec, open_backend, system, tool_result, user
 from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.stream import Fold, StreamEvent
 from tests.wire.raw_server import Play, RawServer
 
 KEY = "sk-vector-4f1d"

@@ -10,8 +10,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ctxfold import BackendError, Chunk, Fold, Message, Reply, Request, ToolSpec, system, tool_result, user
+from ctxfold import BackendError, Message, Reply, Request, ToolSpec, system, tool_result, user
 from ctxfold.backends.http_backend import HttpBackend
+from ctxfold.protocols import Chunk
+from ctxfold.stream import Fold
 from tests.wire.raw_server import Play
 
 KEY = "sk-vector-4f1d"

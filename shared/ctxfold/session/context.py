@@ -218,7 +218,7 @@ class AgentContext(SessionHandle, SharesSessions):
     def send(self, content: Input, **options: Unpack[RequestOptions]) -> Flow[Reply]:
         """Sends messages and returns the model's reply; both are stored. When it raises, the session is unchanged.
 
-        `options` are those of `ctxfold.RequestOptions`.
+        `options` are those of `ctxfold.engine.request.RequestOptions`.
         """
         reply, self._request_turn = yield from turn.ask(self._engine, self._turn_input(content, options))
         return reply
