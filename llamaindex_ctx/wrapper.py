@@ -51,7 +51,6 @@ from ctxfold.messages import Message, assistant, content_key
 from ctxfold.protocols import Embedder, Reply, Store, TokenCounter, UuidIds
 from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
-from ctxfold.state import append, draft
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, name_or_own
 from llamaindex_ctx.instrumentation import tell
@@ -104,7 +103,7 @@ class Run:
         """Tells the session what earlier runs have learnt, and the question that it keeps while it stores the history."""
         session = yield from engine.open(SessionKey(self.context.owner, self.context.session))
         session.asked_ids = asked_ids
-        yield from append(session, [draft(engine.ports, body) for body in self.learnt], engine.ports)
+        yield from session.append([session.draft(body) for body in self.learnt])
 
 
 class RunKey(NamedTuple):

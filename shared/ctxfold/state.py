@@ -155,6 +155,7 @@ class Session:
     """Holds one session in use. `lock` guards the state; it is never held across an effect."""
 
     state: SessionState
+    ports: Ports
     key: SessionKey = field(init=False)
     tracker: PrefixTracker = field(default_factory=PrefixTracker)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -354,6 +355,184 @@ class Session:
         """Returns the policy as the log has it."""
         return _policy(self.state.policy_json)
 
+    # the log
+
+    def draft(
+        self, body: Body, *, turn_id: str | None = None, record_id: str | None = None, provisional: bool = False
+    ) -> Draft:
+        return draft(self.ports, body, turn_id=turn_id, record_id=record_id, provisional=provisional)
+
+    def closing(self, turn_id: str, status: TurnStatus) -> Draft:
+        return closing_draft(self.ports, turn_id, status)
+
+    def refresh(self) -> Flow[None]:
+        """Catches up with other writers; takes one indexed read when there is nothing new.
+
+        Raises SessionNotFoundError when the session was erased; when it was begun anew since, that one is loaded.
+        """
+        with self.lock:
+            head, head_id = self.state.head, self.state.head_id
+        # the newest known record is read again: it tells whether this is still the same log
+        records = yield from StoreCall(Store.read, self.key, after=max(0, head - 1))
+        if head and (not records or records[0].id != head_id):
+            state = yield from load(self.key, self.ports)
+            with self.lock:
+                self.state = state
+                self.forget_texts()
+            return
+        yield from self._take_in(records[1:] if head else records)
+
+    def append(
+        self, drafts: Sequence[Draft], *, expect: int | None = None, documents: Sequence[Document] = ()
+    ) -> Flow[tuple[Record, ...]]:
+        """Stores drafts and folds them in, with the records that others have written since."""
+        with self.lock:
+            known, known_id = self.state.head, self.state.head_id
+        records = yield from StoreCall(
+            Store.append,
+            self.key,
+            drafts,
+            known=known,
+            expect=expect,
+            documents=documents,
+            known_id=known_id or None,
+        )
+        yield from self._take_in(records)
+        if self.state.head - self.state.snapshot_seq >= SNAPSHOT_EVERY:
+            yield from self._snapshot()
+        return records
+
+    def append_messages(
+        self, drafts: Sequence[Draft], *, expect: int | None = None, documents: Sequence[Document] = ()
+    ) -> Flow[tuple[Record, ...]]:
+        """Does the same as `append`, and in the same transaction makes those messages searchable that are excerpts from now on.
+
+        A process that ended in between would leave their originals where neither search nor recall finds them.
+        """
+        oversized = [
+            (place, d.body.message)
+            for place, d in enumerate(drafts, 1)
+            if isinstance(d.body, MessageAdded) and d.body.shown is not None
+        ]
+        if not oversized:
+            return (yield from self.append(drafts, expect=expect, documents=documents))
+        by_place = yield from index_entries(oversized)
+        for _ in range(DECIDE_TRIES):
+            with self.lock:
+                head = self.state.head if expect is None else expect
+            # after the head is read: another request of this process may have stored some since the caller looked
+            if expect is None and (yield from StoreCall(Store.find, self.key, [d.id for d in drafts])):
+                break
+            placed = [replace(document, seq=head + document.seq) for document in by_place]
+            try:
+                return (yield from self.append(drafts, expect=head, documents=(*documents, *placed)))
+            except HeadMovedError:
+                if expect is not None:
+                    raise
+                yield from self.refresh()
+        # the session has some of these already, or many write all the time: where the records will stand is not known before
+        records = yield from self.append(drafts, documents=documents)
+        seqs = {r.id: r.seq for r in records}
+        stored = [(seqs.get(drafts[document.seq - 1].id), document) for document in by_place]
+        placed = [replace(document, seq=seq) for seq, document in stored if seq is not None]
+        yield from self.append((), documents=placed)
+        return records
+
+    def _take_in(self, records: Sequence[Record]) -> Flow[None]:
+        with self.lock:
+            self.state.apply(records)
+            if any(isinstance(r.body, Erased) for r in records):
+                self.forget_texts()
+        while self.state.stale:
+            state = yield from load(self.key, self.ports)
+            with self.lock:
+                if state.head >= self.state.head:
+                    self.state = state
+
+    def append_decided(
+        self, decide: Callable[[SessionState], Sequence[Draft]], *, documents: Callable[[], Sequence[Document]] = tuple
+    ) -> Flow[tuple[Record, ...]]:
+        """Stores what `decide` makes of the newest state, and indexes `documents`; decides again when another writer was first."""
+        for _ in range(DECIDE_TRIES):
+            with self.lock:
+                head = self.state.head
+                drafts = decide(self.state)
+            if not drafts:
+                return ()
+            try:
+                return (yield from self.append(drafts, expect=head, documents=documents()))
+            except HeadMovedError:
+                yield from self.refresh()
+        raise StoreUnavailableError(
+            f"other writers of session {self.key.session!r} were first {DECIDE_TRIES} times in a row; nothing was "
+            "written: try again"
+        )
+
+    def close_turns(self, turn_ids: Sequence[str], status: TurnStatus) -> Flow[bool]:
+        """Closes turns that are still open; returns True when this call closed any."""
+
+        def closings(state: SessionState) -> list[Draft]:
+            return [self.closing(t, status) for t in turn_ids if t in state.open]
+
+        yield from self.refresh()
+        return bool((yield from self.append_decided(closings)))
+
+    def _snapshot(self) -> Flow[None]:
+        with self.lock:
+            head, head_id = self.state.head, self.state.head_id
+            snapshot = snapshot_draft(self.state, self.ports)
+        with suppress(HeadMovedError):  # another writer was first: the next append takes it
+            records = yield from StoreCall(
+                Store.append, self.key, (snapshot,), known=head, expect=head, known_id=head_id
+            )
+            with self.lock:
+                self.state.apply(records)
+
+    def timed_out_turns(self) -> tuple[str, ...]:
+        """Returns the turns without a new record for 15 minutes."""
+        now = self.ports.clock.now_s()
+        with self.lock:
+            return tuple(t for t, turn in self.state.open.items() if now - turn.at_s > TURN_TIMEOUT_S)
+
+    def record_names(self, ids: Iterable[str]) -> Flow[dict[str, str]]:
+        """Returns a free record id for each message id, whatever the session has under it."""
+        chains = yield from self.record_chains(ids)
+        return {message_id: record_name(message_id, len(chain) + 1) for message_id, chain in chains.items()}
+
+    def known_records(self, message_id: str) -> Flow[tuple[Record, ...]]:
+        """Returns every record that added the message or changed its content, oldest first."""
+        chains = yield from self.record_chains((message_id,))
+        return tuple(chains[message_id])
+
+    def record_chains(self, ids: Iterable[str]) -> Flow[dict[str, list[Record]]]:
+        """Returns, for each message id, its records, oldest first."""
+        chains: dict[str, list[Record]] = {message_id: [] for message_id in ids}
+        pending_ids, attempt = list(chains), 1
+        while pending_ids:
+            names = {record_name(message_id, attempt): message_id for message_id in pending_ids}
+            records = yield from StoreCall(Store.find, self.key, tuple(names))
+            for record in records:
+                chains[names[record.id]].append(record)
+            pending_ids = [i for i in pending_ids if len(chains[i]) == attempt]
+            attempt += 1
+        return chains
+
+    def check_open(self, turn_id: str | None) -> None:
+        with self.lock:
+            closed = turn_id in self.state.closed
+        if closed:
+            raise TurnClosedError(
+                f"turn {turn_id!r} of session {self.key.session!r} was closed meanwhile (a cancelled request takes its "
+                "question back, and opening a session closes turns without a new record for 15 minutes): later messages are not "
+                "part of the conversation; send the question again"
+            )
+
+    def originals(self, entries: Iterable[Entry]) -> Flow[dict[int, Message]]:
+        """Returns, by the record's `seq`, the original of each entry that the model sees as an excerpt."""
+        ids = {e.seq: e.id for e in entries if e.shown_seq}
+        records = (yield from StoreCall(Store.fetch, self.key, tuple(ids))) if ids else ()
+        return {r.seq: message for r in records if (message := message_in(r, ids[r.seq])) is not None}
+
 
 def rules_to_open_with(policy: Policy, state: SessionState) -> Policy:
     """Returns the rules of a session that is opened with `policy`: fields that were set at run time keep their values."""
@@ -456,211 +635,16 @@ def draft(
     return Draft(record_id or ports.ids.new(), body, turn_id, ports.clock.now_s(), provisional)
 
 
-def refresh(session: Session, ports: Ports) -> Flow[None]:
-    """Catches up with other writers; takes one indexed read when there is nothing new.
-
-    Raises SessionNotFoundError when the session was erased; when it was begun anew since, that one is loaded.
-    """
-    with session.lock:
-        head, head_id = session.state.head, session.state.head_id
-    # the newest known record is read again: it tells whether this is still the same log
-    records = yield from StoreCall(Store.read, session.key, after=max(0, head - 1))
-    if head and (not records or records[0].id != head_id):
-        state = yield from load(session.key, ports)
-        with session.lock:
-            session.state = state
-            session.forget_texts()
-        return
-    yield from _take_in(session, records[1:] if head else records, ports)
-
-
-def append(
-    session: Session,
-    drafts: Sequence[Draft],
-    ports: Ports,
-    *,
-    expect: int | None = None,
-    documents: Sequence[Document] = (),
-) -> Flow[tuple[Record, ...]]:
-    """Stores drafts and folds them in, with the records that others have written since."""
-    with session.lock:
-        known, known_id = session.state.head, session.state.head_id
-    records = yield from StoreCall(
-        Store.append,
-        session.key,
-        drafts,
-        known=known,
-        expect=expect,
-        documents=documents,
-        known_id=known_id or None,
-    )
-    yield from _take_in(session, records, ports)
-    if session.state.head - session.state.snapshot_seq >= SNAPSHOT_EVERY:
-        yield from _snapshot(session, ports)
-    return records
-
-
-def append_messages(
-    session: Session,
-    drafts: Sequence[Draft],
-    ports: Ports,
-    *,
-    expect: int | None = None,
-    documents: Sequence[Document] = (),
-) -> Flow[tuple[Record, ...]]:
-    """Does the same as `append`, and in the same transaction makes those messages searchable that are excerpts from now on.
-
-    A process that ended in between would leave their originals where neither search nor recall finds them.
-    """
-    oversized = [
-        (place, d.body.message)
-        for place, d in enumerate(drafts, 1)
-        if isinstance(d.body, MessageAdded) and d.body.shown is not None
-    ]
-    if not oversized:
-        return (yield from append(session, drafts, ports, expect=expect, documents=documents))
-    by_place = yield from index_entries(oversized)
-    for _ in range(DECIDE_TRIES):
-        with session.lock:
-            head = session.state.head if expect is None else expect
-        # after the head is read: another request of this process may have stored some since the caller looked
-        if expect is None and (yield from StoreCall(Store.find, session.key, [d.id for d in drafts])):
-            break
-        placed = [replace(document, seq=head + document.seq) for document in by_place]
-        try:
-            return (yield from append(session, drafts, ports, expect=head, documents=(*documents, *placed)))
-        except HeadMovedError:
-            if expect is not None:
-                raise
-            yield from refresh(session, ports)
-    # the session has some of these already, or many write all the time: where the records will stand is not known before
-    records = yield from append(session, drafts, ports, documents=documents)
-    seqs = {r.id: r.seq for r in records}
-    stored = [(seqs.get(drafts[document.seq - 1].id), document) for document in by_place]
-    placed = [replace(document, seq=seq) for seq, document in stored if seq is not None]
-    yield from append(session, (), ports, documents=placed)
-    return records
-
-
-def _take_in(session: Session, records: Sequence[Record], ports: Ports) -> Flow[None]:
-    with session.lock:
-        session.state.apply(records)
-        if any(isinstance(r.body, Erased) for r in records):
-            session.forget_texts()
-    while session.state.stale:
-        state = yield from load(session.key, ports)
-        with session.lock:
-            if state.head >= session.state.head:
-                session.state = state
-
-
-def append_decided(
-    session: Session,
-    decide: Callable[[SessionState], Sequence[Draft]],
-    ports: Ports,
-    *,
-    documents: Callable[[], Sequence[Document]] = tuple,
-) -> Flow[tuple[Record, ...]]:
-    """Stores what `decide` makes of the newest state, and indexes `documents`; decides again when another writer was first."""
-    for _ in range(DECIDE_TRIES):
-        with session.lock:
-            head = session.state.head
-            drafts = decide(session.state)
-        if not drafts:
-            return ()
-        try:
-            return (yield from append(session, drafts, ports, expect=head, documents=documents()))
-        except HeadMovedError:
-            yield from refresh(session, ports)
-    raise StoreUnavailableError(
-        f"other writers of session {session.key.session!r} were first {DECIDE_TRIES} times in a row; nothing was "
-        "written: try again"
-    )
-
-
-def close_turns(session: Session, turn_ids: Sequence[str], status: TurnStatus, ports: Ports) -> Flow[bool]:
-    """Closes turns that are still open; returns True when this call closed any."""
-
-    def closings(state: SessionState) -> list[Draft]:
-        return [closing_draft(ports, t, status) for t in turn_ids if t in state.open]
-
-    yield from refresh(session, ports)
-    return bool((yield from append_decided(session, closings, ports)))
-
-
-def _snapshot(session: Session, ports: Ports) -> Flow[None]:
-    with session.lock:
-        head, head_id = session.state.head, session.state.head_id
-        snapshot = snapshot_draft(session.state, ports)
-    with suppress(HeadMovedError):  # another writer was first: the next append takes it
-        records = yield from StoreCall(
-            Store.append, session.key, (snapshot,), known=head, expect=head, known_id=head_id
-        )
-        with session.lock:
-            session.state.apply(records)
-
-
 def snapshot_draft(state: SessionState, ports: Ports) -> Draft:
     return draft(ports, SnapshotTaken(dump_state(state, ports.counter.id)))
-
-
-def timed_out_turns(session: Session, ports: Ports) -> tuple[str, ...]:
-    """Returns the turns without a new record for 15 minutes."""
-    now = ports.clock.now_s()
-    with session.lock:
-        return tuple(t for t, turn in session.state.open.items() if now - turn.at_s > TURN_TIMEOUT_S)
 
 
 def closing_draft(ports: Ports, turn_id: str, status: TurnStatus) -> Draft:
     return draft(ports, TurnClosed(status), turn_id=turn_id, record_id=f"c:{turn_id}")
 
 
-def record_names(session: Session, ids: Iterable[str]) -> Flow[dict[str, str]]:
-    """Returns a free record id for each message id, whatever the session has under it."""
-    chains = yield from record_chains(session, ids)
-    return {message_id: record_name(message_id, len(chain) + 1) for message_id, chain in chains.items()}
-
-
-def known_records(session: Session, message_id: str) -> Flow[tuple[Record, ...]]:
-    """Returns every record that added the message or changed its content, oldest first."""
-    chains = yield from record_chains(session, (message_id,))
-    return tuple(chains[message_id])
-
-
-def record_chains(session: Session, ids: Iterable[str]) -> Flow[dict[str, list[Record]]]:
-    """Returns, for each message id, its records, oldest first."""
-    chains: dict[str, list[Record]] = {message_id: [] for message_id in ids}
-    pending_ids, attempt = list(chains), 1
-    while pending_ids:
-        names = {record_name(message_id, attempt): message_id for message_id in pending_ids}
-        records = yield from StoreCall(Store.find, session.key, tuple(names))
-        for record in records:
-            chains[names[record.id]].append(record)
-        pending_ids = [i for i in pending_ids if len(chains[i]) == attempt]
-        attempt += 1
-    return chains
-
-
 def record_name(message_id: str, attempt: int) -> str:
     return f"m:{message_id}" if attempt == 1 else f"m:{message_id}#{attempt}"
-
-
-def check_open(session: Session, turn_id: str | None) -> None:
-    with session.lock:
-        closed = turn_id in session.state.closed
-    if closed:
-        raise TurnClosedError(
-            f"turn {turn_id!r} of session {session.key.session!r} was closed meanwhile (a cancelled request takes its "
-            "question back, and opening a session closes turns without a new record for 15 minutes): later messages are not "
-            "part of the conversation; send the question again"
-        )
-
-
-def originals(session: Session, entries: Iterable[Entry]) -> Flow[dict[int, Message]]:
-    """Returns, by the record's `seq`, the original of each entry that the model sees as an excerpt."""
-    ids = {e.seq: e.id for e in entries if e.shown_seq}
-    records = (yield from StoreCall(Store.fetch, session.key, tuple(ids))) if ids else ()
-    return {r.seq: message for r in records if (message := message_in(r, ids[r.seq])) is not None}
 
 
 def index_entry(seq: int, message: Message) -> Document:

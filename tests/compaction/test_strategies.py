@@ -33,6 +33,7 @@ from ctxfold.history.records import PolicyChanged, SessionKey
 from ctxfold.policy.triggers import AllOf, AnyOf, ColdCacheTrigger, EconomicTrigger
 from tests.properties.machine import assert_legal
 from tests.support.driven import Driven, call, context, scripted, text_of, tool_round, turns
+from tests.support.open_sessions import set_clock
 
 Make = Callable[..., Driven]
 DOCS = (Path(__file__).parents[2] / "docs" / "strategies.md").read_text(encoding="utf-8")
@@ -306,7 +307,7 @@ def test_a_cold_cache_is_used_before_the_next_turn(make: Make, trigger: Any) -> 
         summarizer=scripted(*["A talk."] * 9),
     )
     clock = Watch()
-    ctx.ctx._engine.ports = replace(ctx.ctx._engine.ports, clock=clock)
+    set_clock(ctx.ctx, clock)
     events = watched(ctx)
     for i in range(15):
         clock.at += 20

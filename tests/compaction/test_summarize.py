@@ -7,7 +7,6 @@ import json
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +28,7 @@ from ctxfold.compaction.transcript import pieces, transcript
 from ctxfold.compaction.verify import check
 from ctxfold.tokens.counter import MessageCounter
 from tests.support.driven import COUNTER, Driven, call, scripted, text_of, tool_round, turns
+from tests.support.open_sessions import set_clock
 from tests.support.oracle import OracleSummarizer, fact, facts
 
 Make = Callable[..., Driven]
@@ -128,8 +128,7 @@ def test_a_summariser_that_timed_out_is_not_asked_at_once_again(make: Make) -> N
     ctx = make(
         scripted(*["Noted. " + "word " * 150] * 40), context_window=2_000, summarizer=hanging, summary_timeout_s=60.0
     )
-    engine = ctx.ctx._engine
-    engine.fitter.ports = replace(engine.fitter.ports, clock=clock)
+    set_clock(ctx.ctx, clock)
     events = watched(ctx)
     asked_at: list[float] = []
     for number in range(40):

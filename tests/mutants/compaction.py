@@ -468,8 +468,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_summary_of_equal_size_is_accepted",
-            "(size := ports.counter.count(message)) >= source_tokens:",
-            "(size := ports.counter.count(message)) > source_tokens:",
+            "(size := session.ports.counter.count(message)) >= source_tokens:",
+            "(size := session.ports.counter.count(message)) > source_tokens:",
             "compaction/test_compaction.py compaction/test_on_demand.py",
         ),
         (

@@ -210,8 +210,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine/calibrate.py",
         (
             "an_overflow_teaches_nothing",
-            "    if learnt is not None:\n        yield from append(",
-            "    if learnt is not None and not learnt.model:\n        yield from append(",
+            "    if learnt is not None:\n        yield from session.append(",
+            "    if learnt is not None and not learnt.model:\n        yield from session.append(",
             "engine/test_overflow.py::test_an_overflow_teaches_the_limit",
         ),
         (
@@ -489,7 +489,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "what_the_service_spent_beside_a_reply_is_not_stored",
-            "        learnt.append(draft(ports, OutputsSummarised((), usage=reply.billed - (message.usage or Usage()))))\n",
+            "        learnt.append(session.draft(OutputsSummarised((), usage=reply.billed - (message.usage or Usage()))))\n",
             "        pass\n",
             "wire/test_provider_compaction.py::test_what_a_summary_within_a_reply_took_is_in_the_sessions_sums",
         ),
@@ -513,7 +513,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_reply_is_lost_whose_turn_was_closed_for_its_age",
-            "            yield from append_decided(session, drafts, ports)\n",
+            "            yield from session.append_decided(drafts)\n",
             "            raise\n",
             "engine/test_journal.py::test_a_reply_stays_when_its_turn_was_closed_meanwhile",
         ),
@@ -561,7 +561,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_reply_is_stored_in_a_closed_turn",
-            "        check_open(session, place.turn_id)\n",
+            "        session.check_open(place.turn_id)\n",
             "",
             "llamaindex/test_overlapping_requests.py::test_a_question_that_was_taken_back_elsewhere_is_asked_again",
         ),
@@ -672,7 +672,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_rollback_of_unknown_outcome_is_not_read_again",
-            "                yield from refresh(session, self.ports)  # a part of it may have been written\n",
+            "                yield from session.refresh()  # a part of it may have been written\n",
             "",
             "properties/test_outages.py::test_a_rollback_that_was_stored_though_its_answer_was_lost_is_noticed",
         ),
@@ -702,13 +702,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_turn_that_is_closed_at_that_moment_is_a_conflict",
-            "            for item in drafts:\n                check_open(session, item.turn_id)\n            raise",
+            "            for item in drafts:\n                session.check_open(item.turn_id)\n            raise",
             "            raise",
             "engine/test_undo.py::test_a_question_that_gives_up_a_call_which_is_answered_at_that_moment",
         ),
         (
             "a_message_is_stored_in_a_closed_turn",
-            "        check_open(session, open_turn)\n        self.events",
+            "        session.check_open(open_turn)\n        self.events",
             "        self.events",
             "llamaindex/test_overlapping_requests.py::test_a_list_goes_on_from_a_question_that_is_taken_back_meanwhile",
         ),
@@ -852,13 +852,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine/edit.py",
         (
             "excerpts_of_a_conversation_that_is_set_are_not_indexed",
-            "append_messages(session, drafts, engine.ports, expect=expect, documents=documents)",
+            "session.append_messages(drafts, expect=expect, documents=documents)",
             "append(session, drafts, engine.ports, expect=expect, documents=documents)",
             "retrieval/test_recall_beside_excerpts.py::test_the_originals_of_excerpts_are_found_in_a_conversation_that_was_set",
         ),
         (
             "excerpts_of_the_new_end_of_a_conversation_are_not_indexed",
-            "append_messages(session, drafts, engine.ports, expect=head, documents=documents)",
+            "session.append_messages(drafts, expect=head, documents=documents)",
             "append(session, drafts, engine.ports, expect=head, documents=documents)",
             "retrieval/test_recall_beside_excerpts.py::test_the_originals_of_excerpts_are_found_in_a_conversation_that_was_set",
         ),

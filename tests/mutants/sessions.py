@@ -54,7 +54,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_excerpt_is_indexed_where_it_would_stand_without_what_another_thread_stores",
-            "if expect is None and (yield from StoreCall(Store.find, session.key, [d.id for d in drafts])):",
+            "if expect is None and (yield from StoreCall(Store.find, self.key, [d.id for d in drafts])):",
             "if False:",
             "retrieval/test_recall_beside_excerpts.py::test_an_excerpt_is_found_where_another_thread_stores_a_part_of_its_round",
         ),
@@ -114,8 +114,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_stale_state_is_kept",
-            "    while session.state.stale:\n",
-            "    while session.state.stale and session.erasures < 0:\n",
+            "        while self.state.stale:\n",
+            "        while self.state.stale and self.erasures < 0:\n",
             "engine/test_session.py::test_undo_takes_edits_back_one_by_one",
         ),
         (
@@ -144,14 +144,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_edit_is_written_on_a_head_that_moved",
-            "append(session, drafts, ports, expect=head, documents=documents())",
+            "self.append(drafts, expect=head, documents=documents())",
             "append(session, drafts, ports, documents=documents())",
             "engine/test_session.py::test_edits_are_decided_anew_on_the_new_head engine/test_session.py::test_pins_have_a_budget",
         ),
         (
             "a_closed_turn_takes_messages",
-            "        closed = turn_id in session.state.closed\n",
-            "        closed = turn_id in session.state.open and turn_id in session.state.closed\n",
+            "            closed = turn_id in self.state.closed\n",
+            "            closed = turn_id in self.state.open and turn_id in self.state.closed\n",
             "llamaindex/test_overlapping_requests.py::test_a_question_that_was_taken_back_elsewhere_is_asked_again",
         ),
         (
@@ -198,20 +198,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "texts_of_an_erased_session_stay_in_memory",
-            "            session.state = state\n            session.forget_texts()\n        return",
-            "            session.state = state\n        return",
+            "                self.state = state\n                self.forget_texts()\n            return",
+            "                self.state = state\n            return",
             "erasure/test_erase_meanwhile.py::test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased",
         ),
         (
             "texts_stay_in_memory_after_an_erasure_elsewhere",
-            "        if any(isinstance(r.body, Erased) for r in records):\n            session.forget_texts()\n",
+            "            if any(isinstance(r.body, Erased) for r in records):\n                self.forget_texts()\n",
             "",
             "erasure/test_erase_meanwhile.py::test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased",
         ),
         (
             "an_older_state_wins_after_a_reload",
-            "            if state.head >= session.state.head:\n                session.state = state",
-            "            session.state = state",
+            "                if state.head >= self.state.head:\n                    self.state = state",
+            "                self.state = state",
             "engine/test_undo.py::test_a_session_that_is_read_anew_keeps_what_another_thread_has_stored_meanwhile",
         ),
     ),
@@ -378,7 +378,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_import_leaves_the_turn_that_it_completes_open",
-            'drafts.append(closing_draft(engine.ports, place, "completed"))',
+            'drafts.append(session.closing(place, "completed"))',
             "pass",
             "io/test_transfer.py::test_lines_complete_the_turn_that_has_a_part_of_them",
         ),

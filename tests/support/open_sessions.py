@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ctxfold import AgentContext, MemoryStore
 from ctxfold.history.records import MessageAdded, SessionKey
+from ctxfold.protocols import Clock
 from ctxfold.state import Session
 
 
@@ -20,3 +23,9 @@ def stored_texts(store: MemoryStore) -> str:
     keys = [SessionKey("default", name) for name in store.sessions("default")]
     bodies = [r.body for key in keys for r in store.read(key)]
     return "\n".join(b.message.text for b in bodies if isinstance(b, MessageAdded))
+
+
+def set_clock(context: AgentContext, clock: Clock) -> None:
+    """Lets an engine and its open session live by a clock of the test's."""
+    engine, session = context._engine, opened(context)  # pyright: ignore[reportPrivateUsage]
+    engine.ports = engine.fitter.ports = session.ports = replace(engine.ports, clock=clock)

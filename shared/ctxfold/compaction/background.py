@@ -14,8 +14,8 @@ from ctxfold.errors import CtxError
 from ctxfold.messages import user
 from ctxfold.policy.settings import Policy
 from ctxfold.policy.triggers import RatioTrigger
-from ctxfold.protocols import Ports, Store
-from ctxfold.state import Session, refresh
+from ctxfold.protocols import Store
+from ctxfold.state import Session
 
 LEASE = "summary"
 PAUSE_S = 0.05
@@ -53,7 +53,7 @@ def prepare(
     return started
 
 
-def _take_prepared(session: Session, plan: Plan, case: CompactionInput, ports: Ports) -> tuple[Plan, Summary] | None:
+def _take_prepared(session: Session, plan: Plan, case: CompactionInput) -> tuple[Plan, Summary] | None:
     """Returns the prepared summary with its own span, if that is unchanged and nothing in it has to stay since.
 
     It may reach beyond the span of `plan`, which counts the new question among the newest messages that stay.
@@ -71,7 +71,7 @@ def _take_prepared(session: Session, plan: Plan, case: CompactionInput, ports: P
         if not usable or not _is_unchanged(session, prepared_plan):
             background.ready = None
             return None
-    cost = ports.counter.count(user(summary.text, id="summary"))
+    cost = session.ports.counter.count(user(summary.text, id="summary"))
     freed = sum(e.tokens for e in prepared_plan.covered) - cost
     after = case.view.tokens - freed
     too_big = after + case.facts.overhead_tokens > case.rules.budget_tokens
@@ -102,23 +102,23 @@ def _work(session: Session, plan: Plan, case: CompactionInput, write: Write) -> 
 
 
 def prepared_or_leased(
-    session: Session, plan: Plan, case: CompactionInput, strategy: Strategy, write: Write, ports: Ports
+    session: Session, plan: Plan, case: CompactionInput, strategy: Strategy, write: Write
 ) -> Flow[tuple[Plan, Summary | None] | str]:
     """Returns the plan with its prepared summary, or without one once this worker holds the lease to write it.
 
     Returns the reason instead when the compaction has to wait. A request that has to fit waits up to five seconds for a summary
     that is being written here or in another process; then its plan does without a model.
     """
-    if not plan.covered or plan.writer != "model" or ports.summarizer is None:
+    if not plan.covered or plan.writer != "model" or session.ports.summarizer is None:
         return plan, None
     compactions, after_turn = session.state.compactions, case.facts.occasion == "after_turn"
     for _ in range(1 if after_turn else int(WAIT_S / PAUSE_S)):
-        if (prepared := _take_prepared(session, plan, case, ports)) is not None:
+        if (prepared := _take_prepared(session, plan, case)) is not None:
             return prepared
         if (yield from prepare(session, case, strategy, write, due=True)):
             return "a summary is being prepared in the background"
         if not session.background_summary.running and (yield from _leased(session, case)):
-            yield from refresh(session, ports)
+            yield from session.refresh()
             if session.state.compactions == compactions:
                 return plan, None
             # the holder before has just written this summary
@@ -127,7 +127,7 @@ def prepared_or_leased(
         if after_turn:
             break
         yield from Pause(PAUSE_S)
-        yield from refresh(session, ports)
+        yield from session.refresh()
         if session.state.compactions != compactions:
             break
     if after_turn or session.state.compactions != compactions:
@@ -135,9 +135,9 @@ def prepared_or_leased(
     return replace(plan, writer="extractive"), None
 
 
-def releasing(session: Session, plan: Plan, work: Flow[T], ports: Ports) -> Flow[T]:
+def releasing(session: Session, plan: Plan, work: Flow[T]) -> Flow[T]:
     """Runs the work on a plan, then releases the lease, if one was taken for it."""
-    if not plan.covered or plan.writer != "model" or ports.summarizer is None:
+    if not plan.covered or plan.writer != "model" or session.ports.summarizer is None:
         return (yield from work)
     return (yield from release_after(work, session.key, LEASE, session.worker))
 

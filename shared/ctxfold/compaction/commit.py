@@ -18,8 +18,8 @@ from ctxfold.history.records import Compacted, Draft, Record
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Usage, is_question
 from ctxfold.policy.prices import Prices
-from ctxfold.protocols import Document, Ports, Store
-from ctxfold.state import Session, append, draft, index_entries, originals, refresh, snapshot_draft
+from ctxfold.protocols import Document, Store
+from ctxfold.state import Session, index_entries, snapshot_draft
 
 COMMIT_TRIES = 4
 
@@ -59,7 +59,6 @@ def commit(
     plan: Plan,
     summary: Summary | None,
     before: View,
-    ports: Ports,
     *,
     source_tokens: int | None = None,
 ) -> Flow[Outcome]:
@@ -67,7 +66,7 @@ def commit(
 
     `source_tokens` is the size of the summary's source, where that is not the plan's span.
     """
-    message = as_message(summary, message_id=ports.ids.new()) if summary is not None and summary.text else None
+    message = as_message(summary, message_id=session.ports.ids.new()) if summary is not None and summary.text else None
     calls, usage = session.unbooked_calls, session.unbooked_usage
     body = Compacted(
         covered=_covered_ids(plan, before, session.pins),
@@ -81,35 +80,33 @@ def commit(
         usage=usage if calls and usage != Usage() else None,
         within=plan.within or None,
     )
-    record = draft(ports, body, turn_id=plan.turn_id)
+    record = session.draft(body, turn_id=plan.turn_id)
     shown_ids = {m.id for m in plan.shown}
     replaced = (*plan.covered, *(e for e in before if e.id in shown_ids))
     documents = yield from _documents(session, replaced)
     if source_tokens is None:
         source_tokens = sum(e.tokens for e in plan.covered if e.message.kind != "section")
-    if message is not None and (size := ports.counter.count(message)) >= source_tokens:
+    if message is not None and (size := session.ports.counter.count(message)) >= source_tokens:
         reason = f"the summary would not be smaller: {size} of {source_tokens} tokens; rejected"
         return Outcome(None, reason, status="rejected")
     for _ in range(COMMIT_TRIES):
         if not _span_unchanged(session, plan, before):
             return Outcome(None, "another writer changed the span first; nothing was written")
-        head, drafts, view_before, view_after = _predicted(session, record, body, ports)
+        head, drafts, view_before, view_after = _predicted(session, record, body)
         try:
-            yield from append(session, drafts, ports, expect=head, documents=documents)
+            yield from session.append(drafts, expect=head, documents=documents)
         except HeadMovedError:
-            yield from refresh(session, ports)
+            yield from session.refresh()
             continue
         session.compaction_pause = None
         session.unbooked_calls -= calls
         session.unbooked_usage = Usage()
-        event = _event(session, plan, summary, view_before, view_after, ports.prices)
+        event = _event(session, plan, summary, view_before, view_after, session.ports.prices)
         return Outcome(event, plan.reason, status="compacted")
     return Outcome(None, f"other writers were first {COMMIT_TRIES} times; nothing was written")
 
 
-def _predicted(
-    session: Session, record: Draft, body: Compacted, ports: Ports
-) -> tuple[int, tuple[Draft, ...], View, View]:
+def _predicted(session: Session, record: Draft, body: Compacted) -> tuple[int, tuple[Draft, ...], View, View]:
     """Returns the head to expect, the record with its snapshot, and the views before and after; nothing is written yet.
 
     The record's `body` gets the sizes of both views.
@@ -121,7 +118,7 @@ def _predicted(
     after = twin.view(record.turn_id)
     record = replace(record, body=replace(body, tokens_before=before.tokens, tokens_after=after.tokens))
     twin.saved_tokens = saved + max(0, before.tokens - after.tokens)  # its own apply saw the plan's estimate
-    return head, (record, snapshot_draft(twin, ports)), before, after
+    return head, (record, snapshot_draft(twin, session.ports)), before, after
 
 
 def _span_unchanged(session: Session, plan: Plan, before: View) -> bool:
@@ -150,7 +147,7 @@ def _documents(session: Session, entries: Iterable[Entry]) -> Flow[tuple[Documen
         indexed = yield from StoreCall(Store.postings, session.key, [""], among=excerpts)
         indexed_seqs = {seq for seq, _, _ in indexed.by_term[""]}
         messages = [e for e in messages if e.seq not in indexed_seqs]
-    whole = yield from originals(session, messages)
+    whole = yield from session.originals(messages)
     return (yield from index_entries([(e.seq, whole.get(e.seq, e.message)) for e in messages]))
 
 

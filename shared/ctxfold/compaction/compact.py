@@ -42,7 +42,7 @@ from ctxfold.policy.prices import CostLine
 from ctxfold.policy.settings import Policy
 from ctxfold.policy.triggers import counts, depends_on_idle_time, due_at
 from ctxfold.protocols import Ports, Request, Store, TokenCounter, capabilities_of
-from ctxfold.state import CompactionPause, Session, Stage, refresh
+from ctxfold.state import CompactionPause, Session, Stage
 from ctxfold.telemetry import span
 from ctxfold.validation import whole_number
 
@@ -57,7 +57,6 @@ def compact(
     session: Session,
     stage: Stage,
     facts: SessionFacts,
-    ports: Ports,
     strategies: Mapping[str, Strategy],
     *,
     summary_tokens: int | None = None,
@@ -76,31 +75,31 @@ def compact(
         if session.compacting and after_turn:
             return Outcome(None, "a compaction is under way"), ()
         session.compacting += 1
-    session.worker = session.worker or ports.ids.new()
+    session.worker = session.worker or session.ports.ids.new()
     try:
-        case = CompactionInput(stage.view, facts, rules, ports.counter)
-        return (yield from _compact_once(session, stage, case, strategy, ports))
+        case = CompactionInput(stage.view, facts, rules, session.ports.counter)
+        return (yield from _compact_once(session, stage, case, strategy))
     finally:
         session.compacting -= 1
 
 
 def _compact_once(
-    session: Session, stage: Stage, case: CompactionInput, strategy: Strategy, ports: Ports
+    session: Session, stage: Stage, case: CompactionInput, strategy: Strategy
 ) -> Flow[tuple[Outcome, tuple[Event, ...]]]:
     """Decides, writes the summary and commits. The model's summary of an import is postponed: an extractive one stands for it."""
     decision, events = yield from _decide(session, case, strategy)
-    write = partial(_write_summary, session, ports)
+    write = partial(_write_summary, session)
     if isinstance(decision, Skip):
         yield from prepare(session, case, strategy, write)
         return Outcome(None, decision.reason), (*events, *_pause_after(session, stage, case, decision))
-    plan, imported = decision, _is_import(decision, case, ports)
+    plan, imported = decision, _is_import(decision, case, session.ports)
     if imported:
         note = f"{len(plan.covered)} messages came at once: a summary by the model follows"
         plan = replace(plan, writer="extractive", reason=f"{plan.reason}; {note}")
-    prepared = yield from prepared_or_leased(session, plan, case, strategy, write, ports)
+    prepared = yield from prepared_or_leased(session, plan, case, strategy, write)
     if isinstance(prepared, str):
         return Outcome(None, prepared), events
-    outcome = yield from _traced(session, *prepared, case, ports)
+    outcome = yield from _traced(session, *prepared, case)
     if outcome.refused is not None:
         events = (*events, outcome.refused)
     event = outcome.event
@@ -148,13 +147,13 @@ def session_facts(
     )
 
 
-def idle_time(session: Session, stage: Stage, ports: Ports) -> Flow[float]:
+def idle_time(session: Session, stage: Stage) -> Flow[float]:
     """Returns the seconds since the session's last record; 0, and nothing is read, where the policy's trigger ignores them."""
     trigger = stage.rules.trigger
     if trigger is None or not depends_on_idle_time(trigger):
         return 0.0
     newest = yield from StoreCall(Store.fetch, session.key, (session.state.head,))
-    return max(0.0, ports.clock.now_s() - newest[0].at_s) if newest else 0.0
+    return max(0.0, session.ports.clock.now_s() - newest[0].at_s) if newest else 0.0
 
 
 def strategy_in_force(name: str, strategies: Mapping[str, Strategy], session: str) -> Strategy:
@@ -280,13 +279,13 @@ def _pause_after(session: Session, stage: Stage, case: CompactionInput, skip: Sk
 # write the summary
 
 
-def _traced(
-    session: Session, plan: Plan, summary: Summary | None, case: CompactionInput, ports: Ports
-) -> Flow[Outcome]:
-    session.events.emit(_started(session, plan, asks_model=summary is None and _asks_model(plan, ports, session.model)))
+def _traced(session: Session, plan: Plan, summary: Summary | None, case: CompactionInput) -> Flow[Outcome]:
+    session.events.emit(
+        _started(session, plan, asks_model=summary is None and _asks_model(plan, session.ports, session.model))
+    )
     with span("compact", {"gen_ai.operation.name": "compact", "ctxfold.strategy": plan.strategy}) as compact_span:
         try:
-            outcome = yield from releasing(session, plan, _write_and_commit(session, plan, summary, case, ports), ports)
+            outcome = yield from releasing(session, plan, _write_and_commit(session, plan, summary, case))
         except BaseException as error:
             if not (case.facts.occasion == "after_turn" and isinstance(error, CtxError)):  # reported by `maintain`
                 text = f"the compaction failed: {error if isinstance(error, CtxError) else repr(error)}"
@@ -313,24 +312,22 @@ def _asks_model(plan: Plan, ports: Ports, model: str) -> bool:
     return bool(plan.covered) and plan.writer == "model" and plan.text is None and ports.summarizer is not None
 
 
-def _write_and_commit(
-    session: Session, plan: Plan, summary: Summary | None, case: CompactionInput, ports: Ports
-) -> Flow[Outcome]:
+def _write_and_commit(session: Session, plan: Plan, summary: Summary | None, case: CompactionInput) -> Flow[Outcome]:
     """Writes the summary where none was prepared, offers it to the subscriber, and commits the plan."""
     if plan.covered and summary is None:
         try:
-            plan, summary = yield from _written(session, ports, plan, case)
+            plan, summary = yield from _written(session, plan, case)
         except SummarizationFailedError as error:
             if case.rules.strict_summaries:
                 raise
             return Outcome(None, str(error), status="rejected")
     plan, summary, refused = offered(session.key.session, plan, summary, case, session.events.rewriters)
-    if case.facts.occasion == "must_fit" and summary is not None and _is_no_shorter(plan, summary, ports):
+    if case.facts.occasion == "must_fit" and summary is not None and _is_no_shorter(plan, summary, session.ports):
         # a span of a few words is dropped without a summary; the archive has it
         within = plan.within or plan.turn_id is not None
         answers = () if within else orphaned_answers({e.id for e in plan.covered}, case.view, case.facts.pins)
         plan, summary = replace(plan, writer="none", covered=(*plan.covered, *answers)), None
-    outcome = yield from commit(session, plan, summary, case.view, ports)
+    outcome = yield from commit(session, plan, summary, case.view)
     return replace(outcome, refused=refused)
 
 
@@ -347,7 +344,7 @@ def _progress_of(session: Session) -> Progress:
 
 
 def _write_summary(
-    session: Session, ports: Ports, plan: Plan, case: CompactionInput, progress: Progress | None = None
+    session: Session, plan: Plan, case: CompactionInput, progress: Progress | None = None
 ) -> Flow[Summary]:
     """Returns the summary of the plan's span, probed where the policy says so; books its model calls.
 
@@ -355,27 +352,27 @@ def _write_summary(
     """
     rules = case.rules
     asks = plan.writer == "model" and plan.text is None
-    wait_s = session.summariser_paused_until_s - ports.clock.now_s()
+    wait_s = session.summariser_paused_until_s - session.ports.clock.now_s()
     if asks and wait_s > 0 and case.facts.occasion != "on_demand":
-        summary = yield from _write_summary(session, ports, replace(plan, writer="extractive"), case)
+        summary = yield from _write_summary(session, replace(plan, writer="extractive"), case)
         problem = f"model: the summariser did not answer in time; it is asked again in {math.ceil(wait_s)} s"
         return replace(summary, problems=(problem, *summary.problems))
     summary = yield from summarize(
         plan.covered,
         rules=rules,
-        counter=ports.counter,
-        window_tokens=ports.summary_window(rules.context_window),
+        counter=session.ports.counter,
+        window_tokens=session.ports.summary_window(rules.context_window),
         writer=plan.writer,
         text=plan.text,
         calls_left=session.summary_calls_left(rules),
-        live=live_prefix(session, plan, case, ports) if asks else None,
+        live=live_prefix(session, plan, case) if asks else None,
         progress=progress,
     )
     session.unbooked_calls += summary.calls
     session.unbooked_usage += summary.usage
     if summary.timed_out:
         pause_s = SUMMARISER_PAUSE * (rules.summary_timeout_s or 120.0)
-        session.summariser_paused_until_s = ports.clock.now_s() + pause_s
+        session.summariser_paused_until_s = session.ports.clock.now_s() + pause_s
     if summary.live is not None:
         change = -1 if summary.live else 1
         session.live_prefix_failures = max(-MAX_FAILURES, session.live_prefix_failures + change)
@@ -390,28 +387,28 @@ def _write_summary(
     if case.facts.occasion != "must_fit":
         raise SummarizationFailedError(f"{report}; the originals stay")
     # the request has to fit: a summary of verbatim lines in its place
-    return (yield from _write_summary(session, ports, replace(plan, writer="extractive"), case))
+    return (yield from _write_summary(session, replace(plan, writer="extractive"), case))
 
 
-def _written(session: Session, ports: Ports, plan: Plan, case: CompactionInput) -> Flow[tuple[Plan, Summary]]:
+def _written(session: Session, plan: Plan, case: CompactionInput) -> Flow[tuple[Plan, Summary]]:
     """Returns the plan with its summary. Where the service writes none of its own, a model does, and the reason says why."""
     problem = None
     if plan.writer == "provider":
-        result = yield from _by_provider(session, ports, plan, case)
+        result = yield from _by_provider(session, plan, case)
         if isinstance(result, Summary):
             return plan, result
         problem = f"provider: {result}"
         plan = replace(plan, strategy="summarize", writer="model", reason=f"{plan.reason}; {problem}")
-    summary = yield from _write_summary(session, ports, plan, case, progress=_progress_of(session))
+    summary = yield from _write_summary(session, plan, case, progress=_progress_of(session))
     return plan, summary if problem is None else replace(summary, problems=(problem, *summary.problems))
 
 
-def _by_provider(session: Session, ports: Ports, plan: Plan, case: CompactionInput) -> Flow[Summary | str]:
+def _by_provider(session: Session, plan: Plan, case: CompactionInput) -> Flow[Summary | str]:
     """Returns the service's own summary of the plan's span beside a text of ours, which every other model reads.
 
     Returns the reason instead where it writes none, or one that does not help.
     """
-    request = _provider_request(session, ports, plan, case)
+    request = _provider_request(session, plan, case)
     if isinstance(request, str):
         return request
     try:
@@ -423,14 +420,14 @@ def _by_provider(session: Session, ports: Ports, plan: Plan, case: CompactionInp
     session.unbooked_usage += usage
     if reply.summary is None:
         return "the answer held no summary"
-    own = yield from _write_summary(session, ports, replace(plan, writer="extractive"), case)
+    own = yield from _write_summary(session, replace(plan, writer="extractive"), case)
     summary = replace(own, fallback_level="provider", provided=reply.summary, calls=1, usage=usage)
     return _too_long(plan, summary, case) or summary
 
 
-def _provider_request(session: Session, ports: Ports, plan: Plan, case: CompactionInput) -> Request | str:
+def _provider_request(session: Session, plan: Plan, case: CompactionInput) -> Request | str:
     """Returns the request for the service's own summary of the plan's span, or why it is not asked for one."""
-    least = capabilities_of(ports.backend, session.model).compacts_from
+    least = capabilities_of(session.ports.backend, session.model).compacts_from
     if least is None:
         return "this service writes no summaries of its own"
     if plan.within or plan.turn_id is not None:
@@ -472,17 +469,17 @@ def _too_long(plan: Plan, summary: Summary, case: CompactionInput) -> str:
     return ""
 
 
-def write_postponed(session: Session, postponed: Postponed, ports: Ports) -> Flow[HistoryCompacted | str]:
+def write_postponed(session: Session, postponed: Postponed) -> Flow[HistoryCompacted | str]:
     """Has the model write the postponed summary, and replaces the extractive one with it.
 
     Returns the event, or the reason why the extractive summary stays; the archive has the whole span.
     """
     plan, case = postponed.plan, replace(postponed.case, facts=replace(postponed.case.facts, occasion="after_turn"))
     session.events.emit(_started(session, plan, asks_model=True, background=True))
-    summary = yield from _write_summary(session, ports, plan, case, progress=_progress_of(session))
+    summary = yield from _write_summary(session, plan, case, progress=_progress_of(session))
     if summary.fallback_level in ("extractive", "truncate"):
         return "; ".join(summary.problems) or "the summariser was not asked"
-    yield from refresh(session, ports)
+    yield from session.refresh()
     view = session.view()
     stand_in = tuple(e for e in view.compressed if e.id == postponed.stand_in_id)
     if not stand_in:
@@ -490,7 +487,7 @@ def write_postponed(session: Session, postponed: Postponed, ports: Ports) -> Flo
     reason = f"{plan.reason}; the summary was written in the background"
     swap = replace(plan, covered=stand_in, shown=(), reason=reason, tokens_before=view.tokens)
     source_tokens = sum(e.tokens for e in plan.covered)
-    outcome = yield from commit(session, swap, summary, view, ports, source_tokens=source_tokens)
+    outcome = yield from commit(session, swap, summary, view, source_tokens=source_tokens)
     return outcome.event or outcome.reason
 
 
@@ -582,8 +579,8 @@ def gauge(
     )
 
 
-def costs(session: Session, ports: Ports) -> CostLine:
+def costs(session: Session) -> CostLine:
     """Returns what the session has cost, and would have cost with the economic trigger; in every process the same."""
     facts = session_facts(session, "after_turn", overhead_tokens=session.window_tokens().tools)
-    case = CompactionInput(session.view(), facts, session.own_rules(), ports.counter)
-    return compared_cost(session.state, ports.prices, case.signals())
+    case = CompactionInput(session.view(), facts, session.own_rules(), session.ports.counter)
+    return compared_cost(session.state, session.ports.prices, case.signals())

@@ -22,8 +22,8 @@ from ctxfold.history.view import Entry, View
 from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message, TextPart, Usage, system, user
 from ctxfold.policy.settings import needs_goal
-from ctxfold.protocols import Ports, Request
-from ctxfold.state import Session, Stage, append_decided, draft
+from ctxfold.protocols import Request
+from ctxfold.state import Session, Stage
 
 TIMEOUT_S = 30.0
 RECENT = 8  # newest messages that the model sees, each cut to MESSAGE_CHARS
@@ -55,29 +55,29 @@ class _GoalAnswer:
     problem: str = ""
 
 
-def refresh_goal(session: Session, stage: Stage, ports: Ports) -> Flow[tuple[GoalRefreshed, ...]]:
+def refresh_goal(session: Session, stage: Stage) -> Flow[tuple[GoalRefreshed, ...]]:
     """Applies the last answer; then asks about the newest user message in the background, if it is another one.
 
     Does nothing while the rules need no goal.
     """
     if not needs_goal(stage.rules):
         return ()
-    events = yield from _apply_answer(session, ports)
-    yield from _ask(session, session.with_new_view(stage), ports)
+    events = yield from _apply_answer(session)
+    yield from _ask(session, session.with_new_view(stage))
     return events
 
 
-def set_goal(session: Session, ports: Ports, text: str | None) -> Flow[None]:
+def set_goal(session: Session, text: str | None) -> Flow[None]:
     """Sets the goal of the conversation; with None the model finds it out again."""
 
     def changed(old: GoalSet) -> GoalSet:
         set_by_user = tuple(g for g in old.given if g != "goal")
         return replace(old, goal=text or "", given=(*set_by_user, "goal") if text else set_by_user)
 
-    yield from _set(session, ports, changed)
+    yield from _set(session, changed)
 
 
-def set_subgoal(session: Session, ports: Ports, text: str | None) -> Flow[None]:
+def set_subgoal(session: Session, text: str | None) -> Flow[None]:
     """Begins a new step: later records belong to it, and the step before is completed.
 
     None ends the step without another; the model finds steps out again.
@@ -88,15 +88,15 @@ def set_subgoal(session: Session, ports: Ports, text: str | None) -> Flow[None]:
         new = _with_step(old, text or "", session.state.head + 1)
         return replace(new, given=(*set_by_user, "subgoal") if text else set_by_user)
 
-    yield from _set(session, ports, changed)
+    yield from _set(session, changed)
 
 
-def _set(session: Session, ports: Ports, changed: _Change) -> Flow[None]:
+def _set(session: Session, changed: _Change) -> Flow[None]:
     def drafts(state: SessionState) -> list[Draft]:
         new = changed(state.goal)
-        return [draft(ports, new)] if new != state.goal else []
+        return [session.draft(new)] if new != state.goal else []
 
-    yield from append_decided(session, drafts, ports)
+    yield from session.append_decided(drafts)
 
 
 def _with_step(old: GoalSet, text: str, since: int) -> GoalSet:
@@ -107,13 +107,13 @@ def _with_step(old: GoalSet, text: str, since: int) -> GoalSet:
     return replace(old, subgoals=(*completed, Subgoal(text, since))[-SUBGOALS_KEPT:])
 
 
-def _apply_answer(session: Session, ports: Ports) -> Flow[tuple[GoalRefreshed, ...]]:
+def _apply_answer(session: Session) -> Flow[tuple[GoalRefreshed, ...]]:
     with session.lock:
         answer, session.goal_state.ready = cast("_GoalAnswer | None", session.goal_state.ready), None
     if answer is None:
         return ()
     if not answer.problem:
-        yield from _set(session, ports, lambda old: _merged(old, answer))
+        yield from _set(session, lambda old: _merged(old, answer))
     goal = session.state.goal
     step = goal.subgoals[-1].text if goal.subgoals else ""
     return (GoalRefreshed(session.key.session, goal.goal, step, answer.problem),)
@@ -127,11 +127,11 @@ def _merged(old: GoalSet, answer: _GoalAnswer) -> GoalSet:
     return _with_step(new, answer.step, answer.since)
 
 
-def _ask(session: Session, stage: Stage, ports: Ports) -> Flow[None]:
+def _ask(session: Session, stage: Stage) -> Flow[None]:
     """Starts to ask about the newest user message, unless that was done already or there is no summariser."""
     background, rules, view = session.goal_state, stage.rules, stage.view
     newest = view.newest_user()
-    if ports.summarizer is None or newest is None or set(session.state.goal.given) == {"goal", "subgoal"}:
+    if session.ports.summarizer is None or newest is None or set(session.state.goal.given) == {"goal", "subgoal"}:
         return
     if session.summary_calls_left(rules) == 0:
         return

@@ -53,15 +53,15 @@ class LivePrefix:
         return replace(request, messages=messages, max_tokens=self.request.max_tokens if self.thinks else limit_tokens)
 
 
-def live_prefix(session: Session, plan: Plan, case: CompactionInput, ports: Ports) -> LivePrefix | None:
+def live_prefix(session: Session, plan: Plan, case: CompactionInput) -> LivePrefix | None:
     """Returns the live prefix for the plan's summary; None where a transcript of the span is cheaper, safer or the only way."""
     sent = session.sent_request
-    if sent is None or session.live_prefix_failures >= MAX_FAILURES or not _may_continue(sent.request, ports):
+    if sent is None or session.live_prefix_failures >= MAX_FAILURES or not _may_continue(sent.request, session.ports):
         return None
-    if ports.clock.now_s() - sent.at_s > CACHE_S or not begins_with(case.view, sent.view):
+    if session.ports.clock.now_s() - sent.at_s > CACHE_S or not begins_with(case.view, sent.view):
         return None
     entries = [*case.view]
-    known, counter = len(sent.view), ports.counter
+    known, counter = len(sent.view), session.ports.counter
     # the instruction and the summary take the place of a reply
     reply_tokens = min(case.rules.reply_reserve_tokens, case.rules.summary_tokens + 512)
     room = case.rules.context_window - counter.count_tools(sent.request.tools) - reply_tokens
@@ -73,7 +73,7 @@ def live_prefix(session: Session, plan: Plan, case: CompactionInput, ports: Port
         return None
     new_tokens = sum(e.tokens for e in entries[known:upto])
     repeated_tokens = counter.count_tools(sent.request.tools) + sum(e.tokens for e in entries[:known])
-    if new_tokens + _cached_price(sent, ports) * repeated_tokens >= sum(e.tokens for e in plan.covered):
+    if new_tokens + _cached_price(sent, session.ports) * repeated_tokens >= sum(e.tokens for e in plan.covered):
         return None
     usage = sent.usage
     thinks = bool(sent.request.thinking or (usage and usage.reasoning_tokens)) or any(

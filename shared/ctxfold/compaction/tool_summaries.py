@@ -18,8 +18,7 @@ from ctxfold.history.records import Draft, OutputsSummarised
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Part, ToolResultPart, Usage
 from ctxfold.policy.settings import Policy, needs_tool_summaries
-from ctxfold.protocols import Ports
-from ctxfold.state import Session, Stage, append_decided, draft
+from ctxfold.state import Session, Stage
 
 SPARED_PAIRS = 6  # newest pairs, which are not summarised
 OUTPUT_TOKENS = 96  # smaller outputs are not worth a call
@@ -41,7 +40,7 @@ class _Pair:
     result: Entry
 
 
-def prepare_pairs(session: Session, stage: Stage, ports: Ports) -> Flow[tuple[OutputsPrepared, ...]]:
+def prepare_pairs(session: Session, stage: Stage) -> Flow[tuple[OutputsPrepared, ...]]:
     """Stores summaries that could not be stored before; when more than six pairs wait, starts to summarise the oldest.
 
     Returns the events of the summaries that were started earlier.
@@ -53,27 +52,27 @@ def prepare_pairs(session: Session, stage: Stage, ports: Ports) -> Flow[tuple[Ou
         events, pairs.unsent_events = tuple(pairs.unsent_events), []
     if pairs.running:
         return events
-    yield from flush_pairs(session, ports)
+    yield from flush_pairs(session)
     if _waiting(session, session.view(stage.turn_id)) and session.claim(pairs):
-        started = yield from Start(_work(session, ports, stage.turn_id))
+        started = yield from Start(_work(session, stage.turn_id))
         if not started:
             pairs.running = False
     return events
 
 
-def summarise_pairs(session: Session, ports: Ports, *, turn_id: str | None = None) -> Flow[int]:
+def summarise_pairs(session: Session, *, turn_id: str | None = None) -> Flow[int]:
     """Summarises all pairs but the newest six and stores the summaries; returns how many. The view does not change.
 
     Does nothing while another worker holds the lease.
     """
     written = 0
-    session.worker = session.worker or ports.ids.new()
+    session.worker = session.worker or session.ports.ids.new()
     rules = session.rules()
     ttl_s = summary_lease_s(rules)
     while batch := _waiting(session, session.view(turn_id))[:BATCH_PAIRS]:
         if not (yield from TakeLease(session.key, LEASE, session.worker, ttl_s)):
             break
-        work = _summarised_batch(session, rules, ports, batch)
+        work = _summarised_batch(session, rules, batch)
         count, stored = yield from release_after(work, session.key, LEASE, session.worker)
         written += count
         if not stored:
@@ -81,15 +80,15 @@ def summarise_pairs(session: Session, ports: Ports, *, turn_id: str | None = Non
     return written
 
 
-def _summarised_batch(session: Session, rules: Policy, ports: Ports, batch: Sequence[_Pair]) -> Flow[tuple[int, bool]]:
+def _summarised_batch(session: Session, rules: Policy, batch: Sequence[_Pair]) -> Flow[tuple[int, bool]]:
     """Returns how many pairs have a summary now, and whether all summaries are stored."""
     written = 0
     for pair in batch:
-        written += yield from _summarised(session, rules, ports, pair)
-    return written, (yield from flush_pairs(session, ports))
+        written += yield from _summarised(session, rules, pair)
+    return written, (yield from flush_pairs(session))
 
 
-def flush_pairs(session: Session, ports: Ports) -> Flow[bool]:
+def flush_pairs(session: Session) -> Flow[bool]:
     """Stores the written summaries; returns whether all are stored. When the store fails they are kept for the next try."""
     pairs = session.tool_summaries
     with session.lock:
@@ -100,10 +99,10 @@ def flush_pairs(session: Session, ports: Ports) -> Flow[bool]:
 
     def drafts(state: SessionState) -> list[Draft]:
         present = tuple(m for m in waiting if state.entry(m.id) is not None)  # others were removed or erased meanwhile
-        return [draft(ports, OutputsSummarised(present, calls or None, usage if usage != Usage() else None))]
+        return [session.draft(OutputsSummarised(present, calls or None, usage if usage != Usage() else None))]
 
     try:
-        yield from append_decided(session, drafts, ports)
+        yield from session.append_decided(drafts)
     except BaseException as error:
         with session.lock:
             pairs.unwritten, pairs.calls = [*waiting, *pairs.unwritten], calls + pairs.calls
@@ -121,16 +120,16 @@ def _report(session: Session, messages: int, *problems: str) -> None:
         session.tool_summaries.unsent_events.append(OutputsPrepared(session.key.session, messages, problems))
 
 
-def _work(session: Session, ports: Ports, turn_id: str | None) -> Flow[None]:
+def _work(session: Session, turn_id: str | None) -> Flow[None]:
     try:
-        yield from summarise_pairs(session, ports, turn_id=turn_id)
+        yield from summarise_pairs(session, turn_id=turn_id)
     except Exception as error:  # noqa: BLE001 - an event reports it; the outputs stay as they were
         _report(session, 0, repr(error))
     finally:
         session.tool_summaries.running = False
 
 
-def _summarised(session: Session, rules: Policy, ports: Ports, pair: _Pair) -> Flow[bool]:
+def _summarised(session: Session, rules: Policy, pair: _Pair) -> Flow[bool]:
     pairs = session.tool_summaries
     calls_left = session.summary_calls_left(rules)
     summary = yield from summarize(
@@ -138,8 +137,8 @@ def _summarised(session: Session, rules: Policy, ports: Ports, pair: _Pair) -> F
         rules=rules.model_copy(
             update={"summary_tokens": SUMMARY_TOKENS, "summary_prompt": INSTRUCTIONS, "references": False}
         ),
-        counter=ports.counter,
-        window_tokens=ports.summary_window(rules.context_window),
+        counter=session.ports.counter,
+        window_tokens=session.ports.summary_window(rules.context_window),
         calls_left=None if calls_left is None else max(0, calls_left - pairs.calls),
         lead=pair.calls,
     )
@@ -149,7 +148,7 @@ def _summarised(session: Session, rules: Policy, ports: Ports, pair: _Pair) -> F
         pairs.calls += summary.calls
         pairs.usage += summary.usage
         pairs.problems += summary.problems
-        if shown is None or pair.result.tokens - ports.counter.count(shown) < MIN_SAVED_TOKENS:
+        if shown is None or pair.result.tokens - session.ports.counter.count(shown) < MIN_SAVED_TOKENS:
             pairs.left_out.add(pair.result.id)
             return False
         pairs.unwritten.append(shown)

@@ -40,13 +40,9 @@ from ctxfold.retrieval.bm25 import ranked
 from ctxfold.retrieval.embeddings import share_vectors
 from ctxfold.state import (
     Session,
-    append_decided,
-    closing_draft,
     draft,
     index_entries,
     index_entry,
-    known_records,
-    refresh,
     searchable_chars,
 )
 from ctxfold.tokens.media import with_media_named
@@ -153,7 +149,7 @@ def restore(engine: Engine, session: Session, references: Sequence[str]) -> Flow
         restored[:] = missing.values()
         return _restored(engine.ports, missing)
 
-    yield from append_decided(session, drafts, engine.ports)
+    yield from session.append_decided(drafts)
     if restored:
         engine.events.emit(MessagesRestored(session.key.session, tuple(restored)))
     return tuple(restored)
@@ -203,7 +199,7 @@ def _round(session: Session, record: Record, message: Message) -> Flow[dict[int,
 
 def _added(session: Session, message_id: str) -> Flow[int]:
     """Returns the number of the record that added the message last, updates aside."""
-    records = yield from known_records(session, message_id)
+    records = yield from session.known_records(message_id)
     return max(r.seq for r in records if isinstance(r.body, MessageAdded | MessageInserted))
 
 
@@ -249,7 +245,7 @@ def fork(engine: Engine, session: Session, name: str, *, at: str | None) -> Flow
         erasures = session.erasures
         key = yield from _forked(engine, session, name, at=at)
         try:
-            yield from refresh(session, engine.ports)
+            yield from session.refresh()
         except SessionNotFoundError:
             yield from StoreCall(Store.erase, (), gone=(key,))
             raise
@@ -272,10 +268,10 @@ def _forked(engine: Engine, session: Session, name: str, *, at: str | None) -> F
     endings: list[Draft] = []
     for turn_id in state.open:  # the turn of `at` ends with it; the others have shown nothing yet
         shown = at is None or turn_id == records[-1].turn_id
-        endings.append(closing_draft(engine.ports, turn_id, "aborted" if shown else "discarded"))
+        endings.append(session.closing(turn_id, "aborted" if shown else "discarded"))
     partial_round = state.live[complete_prefix(state.live) :]
     if partial_round:
-        endings.append(draft(engine.ports, MessageRemoved(tuple(e.id for e in partial_round))))
+        endings.append(session.draft(MessageRemoved(tuple(e.id for e in partial_round))))
     yield from copy_log(engine.ports, session.key, key, records, endings)
     return key
 

@@ -35,7 +35,7 @@ from ctxfold.history.view import Entry
 from ctxfold.inspect.explain import conversation as whole_conversation
 from ctxfold.messages import Message, content_key
 from ctxfold.protocols import Store
-from ctxfold.state import Session, append, draft, originals
+from ctxfold.state import Session
 
 BRANCH = "~"  # between a session's name and the suffix of a branch
 LEFT_OUT = 64  # most messages of a list's end that a session may have left out without losing sight of earlier changes
@@ -342,7 +342,7 @@ def _changed_since(session: Session, incoming: IncomingList, cursor: Cursor) -> 
     if not later:
         return {}  # nearly always
     positions = {message_id: i for i, message_id in enumerate(incoming.ids)}
-    whole = yield from originals(session, later)
+    whole = yield from session.originals(later)
     new = {e.id: incoming.message(positions[e.id]) if e.id in positions else None for e in later}
     stored = {e.id: content_key(whole.get(e.seq, e.message)) for e in later}
     return {i: m for i, m in new.items() if m is None or content_key(m) != stored[i]}
@@ -375,7 +375,7 @@ def _revived(engine: Engine, session: Session, hidden_ids: Iterable[str]) -> Flo
             compacted = {m.id for m in (yield from whole_conversation(session, turn_id))}
             lost = [i for i in lost if i not in compacted]
     if lost:
-        yield from append(session, (draft(engine.ports, MessageRemoved(tuple(lost))),), engine.ports)
+        yield from session.append((session.draft(MessageRemoved(tuple(lost))),))
     return frozenset(lost)
 
 

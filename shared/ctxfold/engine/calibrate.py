@@ -11,12 +11,12 @@ from ctxfold.history.calibration import observed, overflowed, prompt_limit, repo
 from ctxfold.history.records import Draft
 from ctxfold.history.view import WindowTokens
 from ctxfold.messages import Message
-from ctxfold.protocols import Ports, capabilities_of
-from ctxfold.state import WINDOW_FIELDS, Session, append, draft
+from ctxfold.protocols import capabilities_of
+from ctxfold.state import WINDOW_FIELDS, Session
 
 
 def calibrate_from_refusal(
-    ports: Ports, session: Session, error: BackendError, turn_id: str, model: str, options: Options
+    session: Session, error: BackendError, turn_id: str, model: str, options: Options
 ) -> Flow[bool]:
     """Learns what a refusal says of the model's window and of how it counts; returns True when the rules in force changed."""
     session.model = model
@@ -25,7 +25,7 @@ def calibrate_from_refusal(
     limit, reply_tokens = error.limit_tokens, error.reply_tokens or 0
     if limit is not None and reply_tokens > max(before.reply_reserve_tokens, options.max_tokens or 0):
         # a setting of the model's own, which no call names
-        tools = ports.counter.count_tools(options.tools)
+        tools = session.ports.counter.count_tools(options.tools)
         _, least_tokens = newest_user_alone(session.view(turn_id), tools)
         limit = prompt_limit(before, limit, reply_tokens=reply_tokens, least_tokens=least_tokens)
     learnt = overflowed(
@@ -37,15 +37,13 @@ def calibrate_from_refusal(
         max_tokens=reply_tokens or options.max_tokens or 0,
     )
     if learnt is not None:
-        yield from append(session, (draft(ports, learnt),), ports)
+        yield from session.append((session.draft(learnt),))
     if session.window_rules(window) != before:
         session.events.emit(RulesChanged(session.key.session, WINDOW_FIELDS))
     return session.rules(window) != rules
 
 
-def calibration_drafts(
-    ports: Ports, session: Session, turn_id: str, reply: Message
-) -> tuple[WindowTokens | None, list[Draft]]:
+def calibration_drafts(session: Session, turn_id: str, reply: Message) -> tuple[WindowTokens | None, list[Draft]]:
     """Returns the size of the request that a turn's reply answers, and what its usage teaches about our counts.
 
     That of a prompt which the server cut teaches nothing.
@@ -58,9 +56,9 @@ def calibration_drafts(
     if session.provider_compacts and reported < estimated:
         return window, []  # the service counted what it had left of the prompt
     known = session.state.calibrations.get(model)
-    cuts = capabilities_of(ports.backend, model).truncates_silently
+    cuts = capabilities_of(session.ports.backend, model).truncates_silently
     if cuts and was_truncated(known, estimated=estimated, reported=reported):
         session.events.emit(PromptTruncated(session.key.session, model, estimated, reported))
         return window, []
     learnt = observed(known, model=model, estimated=estimated, reported=reported)
-    return reported_size(window, reply.usage), [] if learnt is None else [draft(ports, learnt)]
+    return reported_size(window, reply.usage), [] if learnt is None else [session.draft(learnt)]

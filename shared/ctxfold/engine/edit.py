@@ -49,16 +49,9 @@ from ctxfold.policy.settings import Policy, policy_for
 from ctxfold.protocols import Document, Store
 from ctxfold.state import (
     Session,
-    append,
-    append_decided,
-    append_messages,
-    draft,
     index_entry,
     load_without,
-    originals,
     policy_text,
-    record_names,
-    refresh,
     rules_to_open_with,
 )
 
@@ -87,9 +80,9 @@ def edit(
             return []
         done.append(changed[1])
         unindexed[:] = entries_of_removed(view, changed[0])
-        return [draft(engine.ports, changed[0], record_id=record_id)]
+        return [session.draft(changed[0], record_id=record_id)]
 
-    yield from append_decided(session, drafts, engine.ports, documents=lambda: unindexed)
+    yield from session.append_decided(drafts, documents=lambda: unindexed)
     engine.events.emit(*done)
     return done[0] if done else None
 
@@ -111,7 +104,7 @@ def update(engine: Engine, session: Session, index: int | str, message: Message)
         return replaced(view.live, place, new), Updated(session.key.session, old, new)
 
     def written() -> Flow[Message]:
-        names = yield from record_names(session, (anchor,))
+        names = yield from session.record_names((anchor,))
         event = yield from edit(engine, session, change, record_id=names[anchor])
         return event.old if event is not None else message
 
@@ -166,8 +159,8 @@ def move_to_end(
     ids of the edit's records, by which it can be reverted.
     """
     record_id = engine.ports.ids.new()
-    names = yield from record_names(session, [e.id for e in entries])
-    whole = yield from originals(session, entries)
+    names = yield from session.record_names([e.id for e in entries])
+    whole = yield from session.originals(entries)
     moved = [replace(whole.get(e.seq, e.message), usage=None) for e in entries]
 
     def drafts(state: SessionState) -> list[Draft]:
@@ -178,11 +171,11 @@ def move_to_end(
             return []
         removal = MessageRemoved((*names, *ids), replaced_by=tuple(names.values()))
         return [
-            draft(engine.ports, removal, record_id=record_id),
+            session.draft(removal, record_id=record_id),
             *_added(engine, session, moved, names, waiting_turn=None),
         ]
 
-    yield from append_decided(session, drafts, engine.ports)
+    yield from session.append_decided(drafts)
     return (record_id, *names.values())
 
 
@@ -246,21 +239,21 @@ def set_all(
             try:
                 changed = yield from _set_end(engine, session, new_messages, pending)
             except HeadMovedError:
-                yield from refresh(session, engine.ports)
+                yield from session.refresh()
                 continue
             if changed is not None:
                 return changed.turn_id
             break
-    names = yield from record_names(session, ids)
+    names = yield from session.record_names(ids)
     turn = engine.ports.ids.new() if pending else None
     cleared = Cleared(prompts or None, tuple(names[i] for i in ids) or None)
-    drafts = [draft(engine.ports, cleared), *_added(engine, session, new_messages, names, waiting_turn=turn)]
+    drafts = [session.draft(cleared), *_added(engine, session, new_messages, names, waiting_turn=turn)]
     if again := tuple(p for p in pins if p in names):
-        drafts.append(draft(engine.ports, Pinned(again)))
+        drafts.append(session.draft(Pinned(again)))
     view = session.view()
     removed_messages = tuple(e.message for e in (*(view.system if prompts else ()), *view.live))
     documents = entries_of_removed(view, cleared, again=frozenset(ids))
-    yield from append_messages(session, drafts, engine.ports, expect=expect, documents=documents)
+    yield from session.append_messages(drafts, expect=expect, documents=documents)
     if removed_messages:
         engine.events.emit(Removed(session.key.session, removed_messages, "cleared"))
     if new_messages:
@@ -296,21 +289,21 @@ def _set_end(
     if replaced_entries is None:
         return None
     new_messages = messages[same:]
-    names = yield from record_names(session, [m.id for m in new_messages])
+    names = yield from session.record_names([m.id for m in new_messages])
     turn = engine.ports.ids.new() if pending else None
     drafts: list[Draft] = []
     documents: tuple[Document, ...] = ()
     if prompts:
-        drafts.append(draft(engine.ports, MessageRemoved(prompts)))
+        drafts.append(session.draft(MessageRemoved(prompts)))
     if replaced_entries:
         body = MessageRemoved(
             tuple(e.id for e in replaced_entries), replaced_by=tuple(names[m.id] for m in new_messages) or None
         )
         documents = entries_of_removed(view, body, again=names.keys())
-        drafts.append(draft(engine.ports, body))
+        drafts.append(session.draft(body))
     drafts += _added(engine, session, new_messages, names, waiting_turn=turn)
     if drafts:
-        yield from append_messages(session, drafts, engine.ports, expect=head, documents=documents)
+        yield from session.append_messages(drafts, expect=head, documents=documents)
     if replaced_entries:
         engine.events.emit(Removed(session.key.session, tuple(e.message for e in replaced_entries), "removed"))
     if new_messages:
@@ -333,12 +326,7 @@ def _added(
         end = max(i for i, m in enumerate(messages) if m.tool_calls)
     shown_messages = sized(messages, rules=session.rules(), counter=engine.ports.counter)
     return [
-        draft(
-            engine.ports,
-            MessageAdded(m, shown),
-            turn_id=waiting_turn if index >= end else None,
-            record_id=names[m.id],
-        )
+        session.draft(MessageAdded(m, shown), turn_id=waiting_turn if index >= end else None, record_id=names[m.id])
         for index, (m, shown) in enumerate(shown_messages)
     ]
 
@@ -389,7 +377,7 @@ def revise(engine: Engine, session: Session, change: Change, *, turn_id: str | N
         except HeadMovedError:
             # reading the whole log takes longer than an append: let the other writers finish
             yield from Call(partial(sleep, uniform(0.0, 0.002 * 2 ** min(attempt, 5))))
-            yield from refresh(session, engine.ports)
+            yield from session.refresh()
     raise StoreUnavailableError(
         f"other writers of session {session.key.session!r} were first {REVISE_TRIES} times in a row; nothing was "
         "written: try again"
@@ -402,9 +390,9 @@ def pin(engine: Engine, session: Session, ids: Sequence[str]) -> Flow[None]:
 
     def pinned(state: SessionState) -> list[Draft]:
         _check_pins(state, ids, session)
-        return [draft(engine.ports, Pinned(tuple(ids)))]
+        return [session.draft(Pinned(tuple(ids)))]
 
-    yield from append_decided(session, pinned, engine.ports)
+    yield from session.append_decided(pinned)
     engine.events.emit(PinsChanged(session.key.session, tuple(session.state.pins)))
 
 
@@ -431,7 +419,7 @@ def _check_pins(state: SessionState, ids: Sequence[str], session: Session) -> No
 
 def unpin(engine: Engine, session: Session, ids: Sequence[str]) -> Flow[None]:
     ids = yield from ids_of(session, ids)
-    yield from append(session, (draft(engine.ports, Unpinned(tuple(ids))),), engine.ports)
+    yield from session.append((session.draft(Unpinned(tuple(ids))),))
     engine.events.emit(PinsChanged(session.key.session, tuple(session.state.pins)))
 
 
@@ -449,12 +437,10 @@ def set_policy(engine: Engine, session: Session, fields: Mapping[str, object]) -
         if policies[0] == old and fixed == state.fixed:
             return []
         return [
-            draft(
-                engine.ports, PolicyChanged(policy_text(policies[0], state.policy_json), engine.ports.counter.id, fixed)
-            )
+            session.draft(PolicyChanged(policy_text(policies[0], state.policy_json), engine.ports.counter.id, fixed))
         ]
 
-    if (yield from append_decided(session, changed, engine.ports)):
+    if (yield from session.append_decided(changed)):
         engine.events.emit(RulesChanged(session.key.session, tuple(sorted(fields))))
     return policies[0]
 
@@ -463,15 +449,8 @@ def reopen(engine: Engine, session: Session) -> Flow[None]:
     """Sets the engine's own rules for a session that was imported after it was opened."""
     rules = rules_to_open_with(engine.rules, session.state)
     if rules != session.stored_rules():
-        yield from append(
-            session,
-            (
-                draft(
-                    engine.ports,
-                    PolicyChanged(policy_text(rules, session.state.policy_json), engine.ports.counter.id),
-                ),
-            ),
-            engine.ports,
+        yield from session.append(
+            (session.draft(PolicyChanged(policy_text(rules, session.state.policy_json), engine.ports.counter.id)),)
         )
 
 
@@ -510,9 +489,9 @@ def revert(engine: Engine, session: Session, record_ids: Sequence[str]) -> Flow[
     def undoing(state: SessionState) -> list[Draft]:
         if record_ids[0] not in state.revertible:
             return []
-        return [draft(engine.ports, Undone(record_id)) for record_id in record_ids]
+        return [session.draft(Undone(record_id)) for record_id in record_ids]
 
-    yield from append_decided(session, undoing, engine.ports)
+    yield from session.append_decided(undoing)
 
 
 def _remove(

@@ -38,19 +38,11 @@ from ctxfold.state import (
     PendingRollback,
     Session,
     Stage,
-    append,
-    append_decided,
-    append_messages,
-    check_open,
-    close_turns,
-    closing_draft,
     draft,
     load,
     policy_text,
-    refresh,
     rules_to_open_with,
     searchable_chars,
-    timed_out_turns,
 )
 from ctxfold.telemetry import record_event, record_opened
 from ctxfold.validation import named
@@ -105,7 +97,7 @@ class Engine:
         session = self.known(key)
         if session is not None and reread:
             try:
-                yield from refresh(session, self.ports)
+                yield from session.refresh()
             except SessionNotFoundError:  # it was erased meanwhile
                 self.forget(lambda known: known == key)
                 session = None
@@ -145,6 +137,7 @@ class Engine:
         state = yield from load(key, self.ports)
         opened = Session(
             state,
+            self.ports,
             unbound_seq=state.head,
             events=self.events,
             model=self._model(),
@@ -156,13 +149,13 @@ class Engine:
         elif strategy_in_force(stored := opened.stored_rules().strategy, self.strategies, key.session).name != stored:
             rules = rules.model_copy(update={"strategy": stored})  # of a newer release, or the user's own
         session = self._open_sessions.get_or_make(key, lambda: opened)
-        timed_out = timed_out_turns(session, self.ports)
+        timed_out = session.timed_out_turns()
         if timed_out:
-            yield from close_turns(session, timed_out, "aborted", self.ports)
+            yield from session.close_turns(timed_out, "aborted")
         policy_json = policy_text(rules, session.state.policy_json)
         if create and session.state.policy_json != policy_json:
             body = PolicyChanged(policy_json, self.ports.counter.id)
-            yield from append(session, (draft(self.ports, body),), self.ports)
+            yield from session.append((session.draft(body),))
         return session
 
     def _set_prompts(self, session: Session, prompts: Sequence[str]) -> Flow[None]:
@@ -173,8 +166,8 @@ class Engine:
         if session.view().prompts == tuple(prompts):
             return
         self._check_prompts(prompts, session.rules(), session.described_window())
-        yield from append_decided(
-            session, lambda state: [draft(self.ports, body) for body in prompt_changes(state, prompts)], self.ports
+        yield from session.append_decided(
+            lambda state: [session.draft(body) for body in prompt_changes(state, prompts)]
         )
 
     def _check_prompts(self, prompts: Sequence[str], rules: Policy, window: str) -> None:
@@ -244,7 +237,7 @@ class Engine:
             return Added((), turn if turn in session.state.open else None)
         if turn in session.state.closed:
             if hold_in is not None and turn == turn_id:
-                check_open(session, turn)  # what the messages go on from was taken back with it
+                session.check_open(turn)  # what the messages go on from was taken back with it
             turn = None
         yield from self.fitter.note_reply(session, turn, new_messages)
         store = self._store_and_make_room if hold_in is None else partial(self._store, hold_in=hold_in)
@@ -260,9 +253,9 @@ class Engine:
         stage, record_ids = session.stage(None, options.context_window), {question.id: f"m:{question.id}"}
         _, drafts = yield from self._drafts(session, stage, (question,), record_ids=record_ids, hold_in=turn)
         try:
-            stored = yield from append(session, drafts, self.ports)
+            stored = yield from session.append(drafts)
         except MessageConflictError:
-            yield from refresh(session, self.ports)
+            yield from session.refresh()
             return False
         if not any(r.id == drafts[0].id and r.turn_id == turn for r in stored):  # another turn has it
             return False
@@ -290,7 +283,7 @@ class Engine:
             checked, record_ids = yield from _matched(session, checked)
             if stale and len(record_ids) < len(checked):
                 # who stored the known ones may have opened the turn that the others answer
-                yield from refresh(session, self.ports)
+                yield from session.refresh()
                 checked, record_ids = yield from _matched(session, checked)
         elif dropped := (yield from dropped_calls(session, checked)):
             checked = (*dropped, *checked)
@@ -449,13 +442,13 @@ class Engine:
         # a tool that answers itself, or a structured answer, ends the turn of its question
         answers = new_messages[-1].role == "tool" and any(is_question(e.message) for e in stage.view.turn)
         try:
-            yield from append_messages(session, drafts, self.ports, expect=expect)
+            yield from session.append_messages(drafts, expect=expect)
         except MessageConflictError:
-            yield from refresh(session, self.ports)
+            yield from session.refresh()
             for item in drafts:
-                check_open(session, item.turn_id)
+                session.check_open(item.turn_id)
             raise
-        check_open(session, open_turn)
+        session.check_open(open_turn)
         self.events.emit(Appended(session.key.session, tuple(new_messages)))
         for item in drafts:
             if isinstance(item.body, TurnClosed):
@@ -480,7 +473,7 @@ class Engine:
         waiting = open_calls(view.turn)
         for_model = [m for m in new_messages if m.visibility != "user"]  # others belong to no turn
         if waiting and for_model and for_model[0].role != "tool":
-            drafts.append(closing_draft(self.ports, turn or "", "aborted"))
+            drafts.append(session.closing(turn or "", "aborted"))
             turn, waiting = None, Counter[str]()
         pending = check_sequence(for_model, waiting=waiting)
         open_turn = turn or hold_in or (self.ports.ids.new() if pending else None)
@@ -489,22 +482,21 @@ class Engine:
         measure = partial(sized, new_messages, rules=stage.rules, counter=self.ports.counter, after=after)
         chars = sum(searchable_chars(m) for m in new_messages if m.role == "tool")  # others are never excerpts
         drafts += [
-            draft(
-                self.ports,
+            session.draft(
                 MessageAdded(m, shown, session.reply_sizes.pop(m.id, None)),
                 turn_id=turn_by_id.get(m.id),
                 record_id=record_ids[m.id],
-                provisional=hold_in is not None,  # the turn's reply, or what undoes the turn, is written next
+                provisional=hold_in is not None,
             )
             for m, shown in (yield from off_loop(measure, chars))
         ]
         if open_turn is None or pending or hold_in is not None or not for_model:
             return open_turn, drafts
-        return None, [*drafts, closing_draft(self.ports, open_turn, "completed")]
+        return None, [*drafts, session.closing(open_turn, "completed")]
 
     def close(self, session: Session, turn_id: str, status: TurnStatus) -> Flow[None]:
         """Closes a turn if it is open. In the view, "aborted" keeps its finished part, "discarded" nothing; the log keeps both."""
-        if (yield from close_turns(session, (turn_id,), status, self.ports)):
+        if (yield from session.close_turns((turn_id,), status)):
             self.turn_ended(session, turn_id, status)
 
     def roll_back(
@@ -539,7 +531,7 @@ class Engine:
                 yield from self.close(session, turn_id, "discarded") if went_on else pending.work()
             except CtxError as error:  # nothing is lost by that: it is tried again when the session is opened next
                 _log.warning("session %r is put back later: %s", session.key.session, error)
-                yield from refresh(session, self.ports)  # a part of it may have been written
+                yield from session.refresh()  # a part of it may have been written
                 return
             session.pending_rollbacks.pop(turn_id, None)
 

@@ -30,7 +30,7 @@ from ctxfold.policy.settings import Policy, needs_goal, needs_tool_summaries
 from ctxfold.protocols import Ports, capabilities_of
 from ctxfold.sections.fill import Filled, Sources, fill
 from ctxfold.sections.section import Section
-from ctxfold.state import CompactionPause, Session, Stage, append, draft
+from ctxfold.state import CompactionPause, Session, Stage
 
 _log = logging.getLogger("ctxfold")
 
@@ -164,7 +164,7 @@ class WindowFitter:
             rules, known = session.window_rules(), session.state.calibrations.get(model)
             large = reported > rules.hard_ratio * rules.budget_tokens
             if large and (learnt := observed(known, model=model, estimated=size.own_count, reported=reported)):
-                yield from append(session, [draft(self.ports, learnt)], self.ports)
+                yield from session.append([session.draft(learnt)])
         session.reply_sizes[reply.id] = reported_size(size, reply.usage)
 
     def _compact_early(self, session: Session, stage: Stage, overhead_tokens: int) -> Flow[Stage]:
@@ -265,7 +265,6 @@ class WindowFitter:
             room_tokens=room_tokens,
             required_tokens=required_tokens,
             sources=self.sources,
-            ports=self.ports,
             by_hand=by_hand,
         )
         self.events.emit(*events)
@@ -338,7 +337,7 @@ class WindowFitter:
         stage = session.stage()
         strategies = {stage.rules.strategy: BUILT_IN["tool_summaries"]}
         facts = session_facts(session, "on_demand")
-        outcome, events = yield from compact(session, stage, facts, self.ports, strategies)
+        outcome, events = yield from compact(session, stage, facts, strategies)
         self.events.emit(*events)
         return outcome.event.archived if outcome.event is not None else 0
 
@@ -366,8 +365,8 @@ class WindowFitter:
 
     def _prepare(self, session: Session, stage: Stage) -> Flow[None]:
         """Takes in, and begins, the background work on which compactions rely: the goal, and summaries of tool outputs."""
-        self.events.emit(*(yield from refresh_goal(session, stage, self.ports)))
-        self.events.emit(*(yield from prepare_pairs(session, stage, self.ports)))
+        self.events.emit(*(yield from refresh_goal(session, stage)))
+        self.events.emit(*(yield from prepare_pairs(session, stage)))
 
     def _arguments_due(self, session: Session, stage: Stage) -> bool:
         """Tells whether arguments of earlier calls may take enough room to give way; mostly in constant time.
@@ -410,9 +409,7 @@ class WindowFitter:
             idle_s=idle_s,
             gives_way=_giving_way(stage.view, overhead_tokens, stage.rules) if must_fit else frozenset(),
         )
-        outcome, events = yield from compact(
-            session, stage, facts, self.ports, strategies, summary_tokens=summary_tokens
-        )
+        outcome, events = yield from compact(session, stage, facts, strategies, summary_tokens=summary_tokens)
         self.events.emit(*events)
         if outcome.postponed is not None:
             yield from Start(self._write_later(session, outcome.postponed))
@@ -423,7 +420,7 @@ class WindowFitter:
     def _write_later(self, session: Session, postponed: Postponed) -> Flow[None]:
         """Has the model write the summary of imported messages, in the background."""
         try:
-            result = yield from write_postponed(session, postponed, self.ports)
+            result = yield from write_postponed(session, postponed)
         except Exception as error:  # noqa: BLE001 - in the background nobody else would hear of it
             result = str(error) or repr(error)
         if isinstance(result, str):
@@ -441,12 +438,12 @@ class WindowFitter:
         summary = next((e.message for e in session.view().compressed if e.id not in known), None)
         try:
             if summary is not None:
-                yield from remember_summary(session, summary, compacted.covered, self.ports, kinds=kinds)
+                yield from remember_summary(session, summary, compacted.covered, kinds=kinds)
         except Exception as error:  # noqa: BLE001 - in the background nobody else would hear of it
             self.events.emit(MemoryLearnt(session.key.session, problem=str(error) or repr(error)))
         learnt = [k for k in kinds if k in EXTRACTED]
         if learnt:
-            _, event = yield from learn(session, covered, self.ports, kinds=learnt)
+            _, event = yield from learn(session, covered, kinds=learnt)
             self.events.emit(event)
 
 

@@ -13,7 +13,7 @@ from ctxfold.history.snapshot import message_in
 from ctxfold.history.view import Entry
 from ctxfold.messages import Message, content_key, without_calls
 from ctxfold.protocols import Store
-from ctxfold.state import Session, originals, record_chains, record_name
+from ctxfold.state import Session, record_name
 
 DROPPED_LOOKED_AT = 64  # newest messages of aborted turns among which a late result finds its call
 
@@ -32,7 +32,7 @@ def new_record_ids(session: Session, messages: Sequence[Message]) -> Flow[dict[s
         same_id = by_id.setdefault(message.id, message)
         if same_id is not message and content_key(same_id) != content_key(message):
             raise MessageConflictError(f"message id {message.id!r} appears twice in the list with different content")
-    chains = yield from record_chains(session, by_id)
+    chains = yield from session.record_chains(by_id)
     discarded = yield from _discarded_turns(session, [r for chain in chains.values() for r in chain])
     with session.lock:
         state = session.state
@@ -103,7 +103,7 @@ def open_turn_starts(
     if any(e.message.kind == "summary" for entries in turns.values() for e in entries):
         # messages that a summary in their turn has taken the place of are found by their records
         hidden_ids = [m.id for m in messages if m.id not in new_ids and m.id not in owners]
-        chains = yield from record_chains(session, hidden_ids)
+        chains = yield from session.record_chains(hidden_ids)
         owners |= {i: chain[-1].turn_id for i, chain in chains.items() if chain and chain[-1].turn_id in turns}
     starts: list[tuple[int, str]] = []
     for index, message in enumerate(messages):
@@ -131,7 +131,7 @@ def with_stored_results(session: Session, messages: Sequence[Message]) -> Flow[S
         newest += _results_before(live, len(live))
         newest += [e for entries in (*open_turns, live) for e in _results_before_reply(entries)]
     newest = [e for e in newest if any(r.call_id in calls for r in e.message.tool_results)]
-    whole = yield from originals(session, newest)
+    whole = yield from session.originals(newest)
     known = {content_key(m): m for e in newest for m in (whole.get(e.seq, e.message),)}
     return (*(known.get(content_key(m), m) for m in leading), *messages[len(leading) :])
 
@@ -145,7 +145,7 @@ def dropped_calls(session: Session, new_messages: Sequence[Message]) -> Flow[tup
     dropped = list(session.state.dropped)[-DROPPED_LOOKED_AT:]
     if not calls or not dropped or any(calls & open_calls(turn).keys() for turn in session.open_turns().values()):
         return ()
-    chains = yield from record_chains(session, dropped)
+    chains = yield from session.record_chains(dropped)
     stored = [m for i, chain in chains.items() if chain and (m := message_in(chain[-1], i)) is not None]
     calling = next((m for m in reversed(stored) if calls & {c.id for c in m.tool_calls}), None)
     if calling is None:

@@ -122,7 +122,7 @@ class PassageFitter:
         view = stage.view
         tail = {e.seq for e in older}
         visible = session.state.out_of_recall({e.seq for e in view if not e.shown_seq and e.seq not in tail})
-        likeness = yield from _near(session, question.text, self.ports, visible, older)
+        likeness = yield from _near(session, question.text, visible, older)
         now_s, counter = self.ports.clock.now_s(), self.ports.counter
 
         def read() -> Flow[tuple[Passage, ...]]:
@@ -204,12 +204,10 @@ def _fitting(turns: Sequence[Sequence[Entry]], room_tokens: int) -> list[Entry]:
     return fitting
 
 
-def _near(
-    session: Session, query: str, ports: Ports, visible: Container[int], older: Sequence[Entry]
-) -> Flow[Mapping[Chunk, float]]:
+def _near(session: Session, query: str, visible: Container[int], older: Sequence[Entry]) -> Flow[Mapping[Chunk, float]]:
     """Returns how near chunks of the archive are to the query in meaning; nothing where the embedder fails."""
     try:
-        return (yield from near_chunks(session, query, ports, visible=visible, older=older))
+        return (yield from near_chunks(session, query, visible=visible, older=older))
     except Exception as error:  # noqa: BLE001 - somebody else's embedder: reported, and the turn goes on
         _log.warning("recall goes by words alone, the embedder failed: %r", error)
         return {}

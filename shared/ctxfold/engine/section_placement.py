@@ -21,7 +21,7 @@ from ctxfold.policy.settings import Policy
 from ctxfold.protocols import capabilities_of
 from ctxfold.sections.fill import Filled
 from ctxfold.sections.section import KINDS, Item, Section
-from ctxfold.state import Session, Stage, append, draft
+from ctxfold.state import Session, Stage
 from ctxfold.validation import kind_of
 
 STORED_RECALL_RATIO = 0.1  # of the budget, for recalled passages that stay in the conversation
@@ -91,17 +91,17 @@ def put_at_head(engine: Engine, session: Session, messages: Sequence[Message]) -
     """Stores sections in front of the conversation."""
     live = session.view().live
     before = live[0].id if len(live) else None
-    drafts = [draft(engine.ports, MessageInserted(m, before), record_id=f"m:{m.id}") for m in messages]
+    drafts = [session.draft(MessageInserted(m, before), record_id=f"m:{m.id}") for m in messages]
     if drafts:
-        yield from append(session, drafts, engine.ports)
+        yield from session.append(drafts)
 
 
 def take_from_head(engine: Engine, session: Session, messages: Sequence[Message]) -> Flow[None]:
     """Undoes `put_at_head`; messages that were not put there are ignored."""
     live = {e.id for e in session.view().live}
-    drafts = [draft(engine.ports, Undone(f"m:{m.id}")) for m in messages if m.id in live]
+    drafts = [session.draft(Undone(f"m:{m.id}")) for m in messages if m.id in live]
     if drafts:
-        yield from append(session, drafts, engine.ports)
+        yield from session.append(drafts)
 
 
 def _placed(session: Session, view: View, filled: Sequence[Filled]) -> tuple[tuple[Filled, ...], tuple[Filled, ...]]:

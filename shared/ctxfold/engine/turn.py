@@ -48,12 +48,6 @@ from ctxfold.state import (
     SentRequest,
     Session,
     Stage,
-    append,
-    append_decided,
-    check_open,
-    closing_draft,
-    draft,
-    refresh,
 )
 from ctxfold.stream import Fold, played
 from ctxfold.telemetry import record_window
@@ -346,7 +340,7 @@ def _store_input(engine: Engine, attempt: TurnAttempt, turn_input: TurnInput, ne
     attempt.stored_ids = frozenset(m.id for m in placed.messages)
     stage = session.stage(None, options.context_window)
     if new.turn_id is None and stage.rules.trigger is not None:
-        if idle_s := (yield from idle_time(session, stage, engine.ports)):
+        if idle_s := (yield from idle_time(session, stage)):
             yield from engine.fitter.maintain(session, stage, idle_s=idle_s, auto_compact=options.auto_compact)
         stage = session.stage(None, options.context_window)
     yield from engine.count_long(placed.messages)
@@ -478,7 +472,7 @@ def _send_with_recovery(
         raise ContextOverflowError(
             f"{first}; automatic compaction is off: call compact(force=True) or raise context_window"
         ) from first
-    learnt = yield from calibrate_from_refusal(engine.ports, session, first, turn_id, attempt.model, options)
+    learnt = yield from calibrate_from_refusal(session, first, turn_id, attempt.model, options)
     before = frozenset(session.state.revertible)
     outcome = yield from engine.fitter.compact(session, session.stage(turn_id, options.context_window))
     if not outcome.compacted and not learnt:
@@ -493,7 +487,7 @@ def _send_with_recovery(
         if error.kind != "context_overflow":
             raise
         attempt.compactions = yield from _compactions_since(session, before)
-        yield from calibrate_from_refusal(engine.ports, session, error, turn_id, attempt.model, options)
+        yield from calibrate_from_refusal(session, error, turn_id, attempt.model, options)
         raise ContextOverflowError(f"{error}; after compaction ({outcome.reason}) it still does not fit") from error
 
 
@@ -535,27 +529,27 @@ def _commit(engine: Engine, attempt: TurnAttempt, options: Options, reply: Reply
         reply = replace(reply, message=replace(reply.message, id=ports.ids.new()))
     message = validated(reply.message)
     attempt.reply_id = message.id
-    size, learnt = calibration_drafts(ports, session, attempt.turn_id, message)
+    size, learnt = calibration_drafts(session, attempt.turn_id, message)
     if reply.billed is not None:  # with a summary on the service's own side
-        learnt.append(draft(ports, OutputsSummarised((), usage=reply.billed - (message.usage or Usage()))))
+        learnt.append(session.draft(OutputsSummarised((), usage=reply.billed - (message.usage or Usage()))))
     place = ReplyPlace(attempt.turn_id)
 
     def drafts(_: SessionState) -> Sequence[Draft]:
         nonlocal place
         place = place_of(attempt, ports)
-        check_open(session, place.turn_id)
-        added = draft(ports, MessageAdded(message, request=size), turn_id=place.turn_id, record_id=f"m:{message.id}")
-        closing = [closing_draft(ports, place.turn_id, "completed")] if is_final(message) else []
-        return [*(closing_draft(ports, *ended) for ended in place.ended), added, *closing, *learnt]
+        session.check_open(place.turn_id)
+        added = session.draft(MessageAdded(message, request=size), turn_id=place.turn_id, record_id=f"m:{message.id}")
+        closing = [session.closing(place.turn_id, "completed")] if is_final(message) else []
+        return [*(session.closing(*ended) for ended in place.ended), added, *closing, *learnt]
 
     if attempt.listed:
-        yield from append_decided(session, drafts, ports)
+        yield from session.append_decided(drafts)
     else:
         try:
-            yield from append(session, drafts(session.state), ports)
+            yield from session.append(drafts(session.state))
         except MessageConflictError:  # the turn has been closed elsewhere
-            yield from refresh(session, ports)
-            yield from append_decided(session, drafts, ports)
+            yield from session.refresh()
+            yield from session.append_decided(drafts)
     if attempt.sent is not None:
         session.sent_request = replace(attempt.sent, at_s=ports.clock.now_s(), usage=message.usage)
     take_over(session, place.replaced, place.turn_id)
@@ -600,7 +594,7 @@ def _roll_back(engine: Engine, attempt: TurnAttempt, work: Callable[[], Flow[Non
 def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:
     """Discards the turn that this attempt opened; one that was under way stays open, so that the caller can try again."""
     session, new_turn = attempt.session, attempt.new_turn
-    yield from refresh(session, engine.ports)
+    yield from session.refresh()
     with (
         session.lock
     ):  # others may ask the same in it, have lost their messages to it, have added some, or have closed it
@@ -620,7 +614,7 @@ def _undo_attempt(engine: Engine, attempt: TurnAttempt) -> Flow[None]:
 
 def _undo_stream(engine: Engine, reply: OpenReply) -> Flow[None]:
     session, turn_id = reply.attempt.session, reply.attempt.turn_id
-    yield from refresh(session, engine.ports)
+    yield from session.refresh()
     partial_reply = reply.fold.partial() if reply.options.on_abort == "keep_partial" else None
     turn = session.state.open.get(turn_id)
     if partial_reply is None or turn is None:

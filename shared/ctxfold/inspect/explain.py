@@ -19,8 +19,8 @@ from ctxfold.history.view import Entry
 from ctxfold.inspect.html import window_html
 from ctxfold.messages import MediaPart, Message, ProviderSummary
 from ctxfold.policy.prices import CostLine
-from ctxfold.protocols import Ports, Store
-from ctxfold.state import Session, known_records
+from ctxfold.protocols import Store
+from ctxfold.state import Session
 from ctxfold.tokens.media import described, shown_text
 from ctxfold.validation import kind_of
 
@@ -103,7 +103,7 @@ class MessageExplanation:
     summaries: tuple[str, ...] = ()
 
 
-def explain(session: Session, ports: Ports, gauge: WindowGauge, cost: CostLine) -> Flow[Explanation]:
+def explain(session: Session, gauge: WindowGauge, cost: CostLine) -> Flow[Explanation]:
     """Returns the explanation of the window, open turns included; reads the records of the visible messages."""
     with session.lock:
         size, view = session.window_tokens(), session.view_of_all()
@@ -123,7 +123,7 @@ def explain(session: Session, ports: Ports, gauge: WindowGauge, cost: CostLine) 
         zones=size.zones,
         gauge=gauge,
         cost=cost,
-        now_s=ports.clock.now_s(),
+        now_s=session.ports.clock.now_s(),
     )
 
 
@@ -196,7 +196,7 @@ def original_record(session: Session, reference: str) -> Flow[tuple[Record, Mess
     if entry is not None:
         records = yield from StoreCall(Store.fetch, session.key, (entry.seq,))
     else:
-        records = yield from known_records(session, reference)
+        records = yield from session.known_records(reference)
         records = tuple(r for r in records if r.id not in session.state.undone) or records
     for record in reversed(records):
         message = message_in(record, reference)

@@ -34,7 +34,7 @@ from ctxfold.inspect.html import body, page
 from ctxfold.inspect.turns import TurnFigures, turn_figures
 from ctxfold.messages import Message
 from ctxfold.policy.prices import CostLine
-from ctxfold.protocols import Ports, Store
+from ctxfold.protocols import Store
 from ctxfold.state import Session
 from ctxfold.tokens.media import shown_text
 
@@ -113,12 +113,12 @@ class Inspection:
         return "\n".join([str(self.window), "", "What happened:", *(steps or ["nothing yet"])])
 
 
-def inspect(session: Session, ports: Ports, gauge: WindowGauge, cost: CostLine) -> Flow[Inspection]:
+def inspect(session: Session, gauge: WindowGauge, cost: CostLine) -> Flow[Inspection]:
     """Returns the whole report; reads the whole log."""
     records = yield from StoreCall(Store.read, session.key)
     with session.lock:
         state = session.state.copy()
-    window = yield from explain(session, ports, gauge, cost)
+    window = yield from explain(session, gauge, cost)
     timeline = (_timeline_entry(r, records, undone=r.id in state.undone) for r in records)
     stored = _stored(state, records)
     texts = {e.id: _text(e.message) for e in state.view()}
@@ -127,7 +127,7 @@ def inspect(session: Session, ports: Ports, gauge: WindowGauge, cost: CostLine) 
         tuple(step for step in timeline if step is not None),
         stored[-MOST_MESSAGES:],
         left_out=max(0, len(stored) - MOST_MESSAGES),
-        turns=turn_figures(state, records, ports.prices),
+        turns=turn_figures(state, records, session.ports.prices),
         shown=tuple(texts.get(b.id, "") for b in window.blocks),
     )
 

@@ -52,7 +52,7 @@ from ctxfold.history.records import (
 from ctxfold.history.snapshot import dump_state, stored_message
 from ctxfold.messages import Message, content_key, validated
 from ctxfold.protocols import Ports, Store
-from ctxfold.state import Session, append_messages, closing_draft, draft, refresh
+from ctxfold.state import Session
 from ctxfold.validation import as_dict, json_problem
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
@@ -356,20 +356,20 @@ def _append(engine: Engine, session: Session, lines: Sequence[Line]) -> Flow[tup
         _check_rounds([(line.number, line.message) for line in fresh], waiting=waiting)
         pins = [line.message.id for line in lines if line.pinned]
         _check_pins(engine, session, lines)
-        drafts: list[Draft] = [closing_draft(engine.ports, turn, "completed") for turn in turns[:-1]]
+        drafts: list[Draft] = [session.closing(turn, "completed") for turn in turns[:-1]]
         for message, shown in sized([x.message for x in fresh], rules=session.rules(), counter=engine.ports.counter):
             turn = None if message.visibility == "user" else place
-            drafts.append(draft(engine.ports, MessageAdded(message, shown), turn_id=turn, record_id=names[message.id]))
+            drafts.append(session.draft(MessageAdded(message, shown), turn_id=turn, record_id=names[message.id]))
         if place is not None:
-            drafts.append(closing_draft(engine.ports, place, "completed"))
+            drafts.append(session.closing(place, "completed"))
         if pins:
-            drafts.append(draft(engine.ports, Pinned(tuple(pins))))
+            drafts.append(session.draft(Pinned(tuple(pins))))
         if not drafts:
             return ()
         try:
-            yield from append_messages(session, drafts, engine.ports, expect=head)
+            yield from session.append_messages(drafts, expect=head)
         except HeadMovedError:
-            yield from refresh(session, engine.ports)
+            yield from session.refresh()
         else:
             return tuple(line.message for line in fresh)
     raise StoreUnavailableError(

@@ -26,7 +26,7 @@ from ctxfold.memory.categories import MEMORY_KINDS, MemoryKind
 from ctxfold.memory.store import MAX_CHARS, new_item
 from ctxfold.messages import Message, system, user
 from ctxfold.protocols import Ports, Request, Store
-from ctxfold.state import Session, refresh
+from ctxfold.state import Session
 
 EXTRACTED = tuple(kind for kind, row in MEMORY_KINDS.items() if row.looks_for)
 COVERAGE = 0.7  # of an item's words, as stems, that its sources have to contain
@@ -69,13 +69,13 @@ class _Reply(BaseModel):
 
 
 def learn(
-    session: Session, entries: Sequence[Entry], ports: Ports, *, kinds: Sequence[str]
+    session: Session, entries: Sequence[Entry], *, kinds: Sequence[str]
 ) -> Flow[tuple[tuple[MemoryItem, ...], MemoryLearnt]]:
     """Stores the items of these kinds, all of EXTRACTED, that the messages contain. Never fails: the event reports errors."""
     try:
         erasures = session.erasures
-        items, dropped = yield from extract_items(session, entries, ports, kinds=kinds)
-        yield from refresh(session, ports)
+        items, dropped = yield from extract_items(session, entries, kinds=kinds)
+        yield from session.refresh()
         if session.erasures != erasures:
             return (), MemoryLearnt(session.key.session, problem="messages were erased meanwhile: nothing was kept")
         done = yield from StoreCall(Store.remember, session.key.owner, items)
@@ -88,7 +88,7 @@ def learn(
 
 
 def extract_items(
-    session: Session, entries: Sequence[Entry], ports: Ports, *, kinds: Sequence[str]
+    session: Session, entries: Sequence[Entry], *, kinds: Sequence[str]
 ) -> Flow[tuple[list[MemoryItem], int]]:
     """Returns the items that the messages support, and how many more the model wrote.
 
@@ -98,14 +98,14 @@ def extract_items(
     if not messages:
         return [], 0
     own_window = session.rules().context_window
-    room = max(512, (ports.summary_window(own_window) or own_window) - 2 * ANSWER_TOKENS)
+    room = max(512, (session.ports.summary_window(own_window) or own_window) - 2 * ANSWER_TOKENS)
     items: list[MemoryItem] = []
     dropped = 0
-    for part in pieces(_blocks(messages), room, ports.counter):
-        noted = yield from _ask(part, session, ports, kinds)
+    for part in pieces(_blocks(messages), room, session.ports.counter):
+        noted = yield from _ask(part, session, kinds)
         for each in noted:
             size = sum(len(messages[str(n)].text) for n in each.sources if str(n) in messages)
-            item = yield from off_loop(partial(_item, each, messages, session.key, ports, kinds), size)
+            item = yield from off_loop(partial(_item, each, messages, session.key, session.ports, kinds), size)
             if item is None:
                 dropped += 1
             else:
@@ -113,7 +113,7 @@ def extract_items(
     return items, dropped
 
 
-def _ask(part: str, session: Session, ports: Ports, kinds: Sequence[str]) -> Flow[tuple[_Noted, ...]]:
+def _ask(part: str, session: Session, kinds: Sequence[str]) -> Flow[tuple[_Noted, ...]]:
     prompt = INSTRUCTIONS.format(kinds="\n".join(f"- {k}: {_described(MEMORY_KINDS[k])}" for k in kinds))
     content = f"<transcript>\n{part}\n</transcript>"
     messages = (system(prompt, id="memory-instructions"), user(content, id="memory-source"))
@@ -194,20 +194,18 @@ def check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
 # items made of summaries
 
 
-def remember_summary(
-    session: Session, summary: Message, covered: Sequence[str], ports: Ports, *, kinds: Sequence[str]
-) -> Flow[None]:
+def remember_summary(session: Session, summary: Message, covered: Sequence[str], *, kinds: Sequence[str]) -> Flow[None]:
     """Stores the summary of a compaction as an item of each of the kinds; the `covered` messages are its sources."""
     text = own_words(summary.text)[:MAX_CHARS]
     for kind in (k for k in SUMMARY_KINDS if k in kinds):
         data = {"level": "0"} if kind == "tree" else {}
-        item = new_item(session.key, ports, kind, text, sources=covered, data=data)
+        item = new_item(session.key, session.ports, kind, text, sources=covered, data=data)
         yield from StoreCall(Store.remember, session.key.owner, [item])
     if "tree" in kinds:
-        yield from _add_parents(session, ports)
+        yield from _add_parents(session)
 
 
-def _add_parents(session: Session, ports: Ports) -> Flow[None]:
+def _add_parents(session: Session) -> Flow[None]:
     """Adds parents until no level has four nodes without one."""
     for level in range(8):
         nodes = yield from StoreCall(Store.memories, session.key.owner, kinds=["tree"])
@@ -216,15 +214,15 @@ def _add_parents(session: Session, ports: Ports) -> Flow[None]:
         orphans = [n for n in own if dict(n.data)["level"] == str(level) and n.id not in children][:FAN_OUT]
         if len(orphans) < FAN_OUT:
             return
-        parent = yield from _parent(orphans, level + 1, session, ports)
+        parent = yield from _parent(orphans, level + 1, session)
         yield from StoreCall(Store.remember, session.key.owner, [parent])
 
 
-def _parent(nodes: Sequence[MemoryItem], level: int, session: Session, ports: Ports) -> Flow[MemoryItem]:
-    entries = [Entry(n.id, 0, user(n.text, id=n.id), ports.counter.count_text(n.text)) for n in nodes]
+def _parent(nodes: Sequence[MemoryItem], level: int, session: Session) -> Flow[MemoryItem]:
+    entries = [Entry(n.id, 0, user(n.text, id=n.id), session.ports.counter.count_text(n.text)) for n in nodes]
     rules = session.rules()
-    window = ports.summary_window(rules.context_window)
-    summary = yield from summarize(entries, rules=rules, counter=ports.counter, window_tokens=window)
+    window = session.ports.summary_window(rules.context_window)
+    summary = yield from summarize(entries, rules=rules, counter=session.ports.counter, window_tokens=window)
     sources = tuple(dict.fromkeys(s for n in nodes for s in n.sources))
     data = {"level": str(level), "children": " ".join(n.id for n in nodes)}
-    return new_item(session.key, ports, "tree", own_words(summary.text)[:MAX_CHARS], sources=sources, data=data)
+    return new_item(session.key, session.ports, "tree", own_words(summary.text)[:MAX_CHARS], sources=sources, data=data)

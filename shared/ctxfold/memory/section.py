@@ -12,7 +12,7 @@ from ctxfold.history.memory_items import MemoryItem
 from ctxfold.history.prompt_safety import quoted_name
 from ctxfold.memory.categories import MEMORY_KINDS, MemoryKind
 from ctxfold.memory.store import Recollection, ranked_items, rendered, visible
-from ctxfold.protocols import Ports, Store
+from ctxfold.protocols import Store
 from ctxfold.sections.section import EngineSource, Item, Items, Query, Section
 from ctxfold.state import Session
 
@@ -30,7 +30,7 @@ def memory_section(kind: str, **terms: Any) -> Section:
     return Section(kind, EngineSource(partial(_items, kind)), **terms)
 
 
-def _items(kind: str, session: Session, query: Query, ports: Ports) -> Flow[Items]:
+def _items(kind: str, session: Session, query: Query) -> Flow[Items]:
     row, key = MEMORY_KINDS[kind], session.key
     items = visible((yield from StoreCall(Store.memories, key.owner, kinds=[row.reads or kind])), key)
     if row.others:

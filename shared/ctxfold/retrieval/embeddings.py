@@ -49,7 +49,6 @@ class Embed(Effect[Sequence[Sequence[float]]]):
 def near_chunks(
     session: Session,
     query: str,
-    ports: Ports,
     *,
     visible: Container[int],
     older: Sequence[Entry],
@@ -59,10 +58,10 @@ def near_chunks(
     Embeds messages first that were compacted since the last question, and those in `older`. Messages from long before the first
     question follow in the background. A store that keeps vectors is asked for them first. Exceptions of the embedder propagate.
     """
-    if ports.embedder is None:
+    if session.ports.embedder is None:
         return {}
     vectors, head = session.vectors, session.state.head
-    work = _Work(session, ports.embedder, vectors, keeps=ports.store.capabilities.vectors)
+    work = _Work(session, session.ports.embedder, vectors, keeps=session.ports.store.capabilities.vectors)
     first_question = not vectors.embedder
     query_vector = yield from _embedded_query(work, query)
     last = min(head, vectors.upto + NEWEST_RECORDS)

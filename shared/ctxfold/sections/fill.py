@@ -21,7 +21,7 @@ from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.sections import Placed, SectionNote, section, section_note
 from ctxfold.history.view import View
 from ctxfold.messages import Message
-from ctxfold.protocols import Ports, TokenCounter
+from ctxfold.protocols import TokenCounter
 from ctxfold.sections.section import KINDS, OTHER, EngineSource, Item, Items, Query, Section
 from ctxfold.sections.skills import best_score_first, best_skills_first
 from ctxfold.state import Session, Stage
@@ -50,19 +50,17 @@ class Sources:
     _late: Counter[str] = field(default_factory=Counter[str])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def ask(
-        self, sections: Sequence[tuple[Section, Query]], session: Session, ports: Ports
-    ) -> Flow[tuple[SourceResult, ...]]:
+    def ask(self, sections: Sequence[tuple[Section, Query]], session: Session) -> Flow[tuple[SourceResult, ...]]:
         """Returns the results in order. Raises ConfigError for an async source in synchronous code."""
         if not sections:
             return ()
-        flows = tuple(self._result(section, query, session, ports) for section, query in sections)
+        flows = tuple(self._result(section, query, session) for section, query in sections)
         results: tuple[SourceResult, ...] = yield from All(flows, threads=True)
         return results
 
-    def _result(self, section: Section, query: Query, session: Session, ports: Ports) -> Flow[SourceResult]:
+    def _result(self, section: Section, query: Query, session: Session) -> Flow[SourceResult]:
         try:
-            items = _ranked((yield from self._call(section, query, session, ports)), section)
+            items = _ranked((yield from self._call(section, query, session)), section)
             if self.judges_skills and section.kind == "skills":
                 items = (yield from best_skills_first(query.text, items)) or items
             return SourceResult(section, items)
@@ -72,9 +70,9 @@ class Sources:
             failure = str(error) if isinstance(error, BackendError) else repr(error)
             return SourceResult(section, failure=failure)
 
-    def _call(self, section: Section, query: Query, session: Session, ports: Ports) -> Flow[Items]:
+    def _call(self, section: Section, query: Query, session: Session) -> Flow[Items]:
         if isinstance(section.source, EngineSource):
-            return (yield from section.source.ask(session, query, ports))
+            return (yield from section.source.ask(session, query))
         if self._late[section.kind] >= MAX_LATE:
             raise BackendError(f"{MAX_LATE} earlier calls have not returned: the source was not called", kind="timeout")
         call = _SourceCall(self, section, query)
@@ -194,7 +192,6 @@ def fill(
     room_tokens: int,
     required_tokens: int = 0,
     sources: Sources,
-    ports: Ports,
     by_hand: bool = False,
 ) -> Flow[tuple[tuple[Filled, ...], tuple[Event, ...]]]:
     """Returns the sections that have new items for the question, and the events about the others.
@@ -219,7 +216,7 @@ def fill(
             events.append(SectionSkipped(key.session, each.kind, share))
         else:
             queries.append((each, Query(question, share, key.session, key.owner, stage.turn_id)))
-    results = yield from sources.ask(queries, session, ports)
+    results = yield from sources.ask(queries, session)
     filled: list[Filled] = []
     tokens_left, required_left = room_tokens, required_tokens
     for (each, query), result in zip(queries, results, strict=True):
@@ -228,7 +225,7 @@ def fill(
             continue
         before = [note for note, _ in standing.get(each.kind, ())]
         room = None if each.whole else min(query.budget_tokens, required_left if each.required else tokens_left)
-        section_or_reason = yield from _filled(result, before, room, ports.counter, by_hand)
+        section_or_reason = yield from _filled(result, before, room, session.ports.counter, by_hand)
         if isinstance(section_or_reason, Filled):
             tokens_left -= section_or_reason.tokens
             required_left -= section_or_reason.tokens

@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias, get_args
 from ctxfold.effects import Flow
 from ctxfold.errors import ConfigError
 from ctxfold.history.sections import Place
-from ctxfold.protocols import Ports
 from ctxfold.state import Session
 from ctxfold.validation import all_of
 
@@ -48,7 +47,7 @@ Items: TypeAlias = Sequence["Item | str"]
 class EngineSource:
     """A source that reads the session's own data, as a flow."""
 
-    ask: Callable[[Session, Query, Ports], Flow[Items]]
+    ask: Callable[[Session, Query], Flow[Items]]
 
 
 SectionSource: TypeAlias = "Callable[[Query], Items | Awaitable[Items]] | EngineSource"

@@ -398,14 +398,14 @@ class AgentContext(SessionHandle, SharesSessions):
     @sync_method
     def explain(self) -> Flow[Explanation]:
         """Explains why the window holds what it holds: print the result, call `to_dict()`, or show it in a notebook."""
-        return self._edit(lambda e, s: explain(s, e.ports, gauge(s, s.stage(), e.ports.counter), costs(s, e.ports)))
+        return self._edit(lambda e, s: explain(s, gauge(s, s.stage(), e.ports.counter), costs(s)))
 
     aexplain = async_method(explain)
 
     @sync_method
     def inspect(self) -> Flow[Inspection]:
         """Reports on the window, its history, and where every message is now; reads the log."""
-        return self._edit(lambda e, s: inspect(s, e.ports, gauge(s, s.stage(), e.ports.counter), costs(s, e.ports)))
+        return self._edit(lambda e, s: inspect(s, gauge(s, s.stage(), e.ports.counter), costs(s)))
 
     ainspect = async_method(inspect)
 
@@ -437,7 +437,7 @@ class AgentContext(SessionHandle, SharesSessions):
             window_tokens=session.window_tokens().total,
             budget_tokens=session.window_rules().budget_tokens,
             prefix=session.tracker.stats(),
-            cost=costs(session, self._engine.ports),
+            cost=costs(session),
             summaries=state.summary_usage + session.unbooked_usage,
             summary_calls=state.summary_calls + session.unbooked_calls,
         )

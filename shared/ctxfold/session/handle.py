@@ -293,7 +293,7 @@ class SessionHandle(FlowMethods, Closing):
     @sync_method
     def set_goal(self, text: str | None) -> Flow[None]:
         """Sets the goal of the conversation until it is set again; None lets a model derive it."""
-        return self._edit(lambda e, s: set_goal(s, e.ports, text))
+        return self._edit(lambda e, s: set_goal(s, text))
 
     aset_goal = async_method(set_goal)
 
@@ -303,7 +303,7 @@ class SessionHandle(FlowMethods, Closing):
 
         None ends the step without beginning another, and lets a model derive the steps.
         """
-        return self._edit(lambda e, s: set_subgoal(s, e.ports, text))
+        return self._edit(lambda e, s: set_subgoal(s, text))
 
     aset_subgoal = async_method(set_subgoal)
 
@@ -400,7 +400,7 @@ class SessionHandle(FlowMethods, Closing):
 
         The window shows the summaries only once it has to shrink.
         """
-        return self._edit(lambda e, s: summarise_pairs(s, e.ports))
+        return self._edit(lambda e, s: summarise_pairs(s))
 
     asummarize_tools = async_method(summarize_tools)
 

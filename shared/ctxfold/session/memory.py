@@ -125,6 +125,6 @@ def learn_from_session(
     records = yield from StoreCall(Store.read, session.key)
     stored_messages = [(r, m) for r in records if (m := stored_message(r)) is not None]
     newest = {m.id: Entry(m.id, r.seq, m, 0) for r, m in stored_messages if m.visibility != "user"}
-    items, event = yield from learn(session, tuple(newest.values()), engine.ports, kinds=checked_kinds)
+    items, event = yield from learn(session, tuple(newest.values()), kinds=checked_kinds)
     engine.events.emit(event)
     return items

@@ -198,7 +198,7 @@ class ContextService(FlowMethods):
     @sync_method
     def summarize_tool_pairs(self, *, session: str | None = None, owner: str | None = None) -> Flow[int]:
         """Summarises all tool outputs but the newest six; returns how many. The window does not change."""
-        return self._edit(session, owner, lambda e, s: summarise_pairs(s, e.ports))
+        return self._edit(session, owner, lambda e, s: summarise_pairs(s))
 
     asummarize_tool_pairs = async_method(summarize_tool_pairs)
 
@@ -212,7 +212,7 @@ class ContextService(FlowMethods):
     @sync_method
     def flush_tool_pair_summaries(self, *, session: str | None = None, owner: str | None = None) -> Flow[bool]:
         """Stores summaries of tool outputs that could not be stored before; returns whether all are stored."""
-        return self._edit(session, owner, lambda e, s: flush_pairs(s, e.ports))
+        return self._edit(session, owner, lambda e, s: flush_pairs(s))
 
     aflush_tool_pair_summaries = async_method(flush_tool_pair_summaries)
 
@@ -314,7 +314,7 @@ def _ahead(engine: Engine, session: Session, threshold_ratio: float, focus: bool
 
 
 def _refreshed(engine: Engine, session: Session) -> Flow[str]:
-    engine.events.emit(*(yield from refresh_goal(session, session.stage(), engine.ports)))
+    engine.events.emit(*(yield from refresh_goal(session, session.stage())))
     return session.state.goal.goal
 
 
@@ -335,7 +335,7 @@ def _prepared(engine: Engine, session: Session, question: str, assembly: Assembl
     stage, question_tokens = session.stage(), counter.count(user(question, id="asked"))
     budget = stage.rules.budget_tokens
     sources = replace(fitter.sources, judges_skills=True)
-    fill_sections = partial(fill, session, question=question, sources=sources, ports=engine.ports)
+    fill_sections = partial(fill, session, question=question, sources=sources)
     required, required_events = yield from fill_sections(
         stage,
         [s for s in fitter.sections if s.required],
