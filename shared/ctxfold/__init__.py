@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ctxfold.adapters.history_tools import history_tools as history_tools
-    from ctxfold.backends.anthropic.backend import AnthropicBackend as AnthropicBackend
-    from ctxfold.backends.converse.backend import BedrockBackend as BedrockBackend
-    from ctxfold.backends.gemini.backend import GeminiBackend as GeminiBackend
-    from ctxfold.backends.openai_chat.backend import OpenAIChatBackend as OpenAIChatBackend
-    from ctxfold.backends.openai_responses.backend import OpenAIResponsesBackend as OpenAIResponsesBackend
     from ctxfold.backends.scripted import ScriptedBackend as ScriptedBackend
+    from ctxfold.backends.services import AnthropicBackend as AnthropicBackend
+    from ctxfold.backends.services import BedrockBackend as BedrockBackend
+    from ctxfold.backends.services import GeminiBackend as GeminiBackend
+    from ctxfold.backends.services import OpenAIChatBackend as OpenAIChatBackend
+    from ctxfold.backends.services import OpenAIResponsesBackend as OpenAIResponsesBackend
     from ctxfold.compaction.strategy import Strategy as Strategy
     from ctxfold.compaction.strategy import Summarizer as Summarizer
     from ctxfold.connect import open_backend as open_backend
@@ -72,12 +72,14 @@ if TYPE_CHECKING:
 
 _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
     "adapters.history_tools": ("history_tools",),
-    "backends.anthropic.backend": ("AnthropicBackend",),
-    "backends.converse.backend": ("BedrockBackend",),
-    "backends.gemini.backend": ("GeminiBackend",),
-    "backends.openai_chat.backend": ("OpenAIChatBackend",),
-    "backends.openai_responses.backend": ("OpenAIResponsesBackend",),
     "backends.scripted": ("ScriptedBackend",),
+    "backends.services": (
+        "AnthropicBackend",
+        "BedrockBackend",
+        "GeminiBackend",
+        "OpenAIChatBackend",
+        "OpenAIResponsesBackend",
+    ),
     "compaction.strategy": ("Strategy", "Summarizer"),
     "connect": ("open_backend",),
     "engine.retention": ("Retention",),

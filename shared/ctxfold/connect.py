@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ctxfold.compaction.built_in import BUILT_IN
@@ -73,26 +72,16 @@ def _memory() -> MemoryStore:
     return MemoryStore()
 
 
-BACKENDS: Mapping[Wire, tuple[str, str]] = {  # folder and class
-    "anthropic_messages": ("anthropic", "AnthropicBackend"),
-    "bedrock_converse": ("converse", "BedrockBackend"),
-    "gemini": ("gemini", "GeminiBackend"),
-    "openai_chat": ("openai_chat", "OpenAIChatBackend"),
-    "openai_responses": ("openai_responses", "OpenAIResponsesBackend"),
-}
-
-
 def open_backend(provider: str, model: str, *, wire: Wire | None = None, **settings: Any) -> HttpBackend:
     """Returns a backend for a built-in provider, or for `profile=`. It speaks the profile's wire format, or `wire`.
 
     Raises ConfigError when the provider does not speak that wire.
     """
     from ctxfold.backends.profile import load_profile
+    from ctxfold.backends.services import BACKENDS
 
     row = load_profile(settings.pop("profile", None) or provider).for_wire(wire)
-    folder, name = BACKENDS[row.wire]
-    backend: type[HttpBackend] = getattr(import_module(f"ctxfold.backends.{folder}.backend"), name)
-    return backend(model=model, profile=row, **settings)
+    return BACKENDS[row.wire](model=model, profile=row, **settings)
 
 
 def reasoning_rules(provider: str, model: str, *, thinks: bool, wire: Wire | None = None) -> BackendCapabilities:

@@ -13,7 +13,7 @@ import pytest
 
 from ctxfold import AgentContext, BackendError, ContextBackend, Reply, Request, ScriptedBackend, assistant, open_backend
 from ctxfold.backends.base import BaseBackend
-from ctxfold.backends.chaos import ChaosBackend
+from ctxfold.backends.scripted import ChaosBackend
 from ctxfold.protocols import BackendCapabilities, capabilities_of
 from ctxfold.stream import PlayedStream
 from ctxfold.testing import ErrorReply, ModelServer, Scripted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ctxfold import BackendError, ConfigError, Request, ScriptedBackend
-from ctxfold.backends.chaos import ChaosBackend
+from ctxfold.backends.scripted import ChaosBackend
 from ctxfold.protocols import Chunk
 from tests.backends.openai_backend import ROUND
 

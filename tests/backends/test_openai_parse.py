@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ctxfold import TextPart
-from ctxfold.backends.openai_chat.parse import ChatParser
+from ctxfold.backends.openai_chat import ChatParser
 from ctxfold.backends.profile import load_profile
 from ctxfold.stream import Fold
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxfold import BackendError
-from ctxfold.backends.sse import SseDecoder, SseEvent
+from ctxfold.backends.response_parser import SseDecoder, SseEvent
 
 
 @given(st.data())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxfold.backends.openai_chat.parse import TagSplitter
+from ctxfold.backends.openai_chat import TagSplitter
 
 
 @given(st.integers(1, 7), st.sampled_from([True, False]))

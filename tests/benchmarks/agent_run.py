@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from ctxfold import Prices
-from ctxfold.backends.openai_chat.request import canonical_lines
+from ctxfold.backends.openai_chat import canonical_lines
 from ctxfold.testing import ModelServer, PrefixStats, Scripted, ScriptedCall
 from ctxfold.testing import model as lookup
 from ctxfold.tokens.text import text_counter

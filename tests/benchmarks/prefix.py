@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from ctxfold import AgentContext, OpenAIChatBackend, ToolSpec, tool_result
-from ctxfold.backends.openai_chat.request import canonical_lines
+from ctxfold.backends.openai_chat import canonical_lines
 from ctxfold.testing import ModelServer
 from ctxfold.tokens.counter import MessageCounter
 from ctxfold.tokens.text import text_counter

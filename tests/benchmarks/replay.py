@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ctxfold import Message, Prices, Reply, Request, assistant
-from ctxfold.backends.openai_chat.request import canonical_lines, project
+from ctxfold.backends.openai_chat import canonical_lines, project
 from ctxfold.backends.profile import load_profile
 from ctxfold.backends.scripted import ScriptedBackend
 from ctxfold.protocols import Chunk

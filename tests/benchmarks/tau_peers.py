@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ctxfold import Message, system
-from ctxfold.backends.openai_chat.request import canonical_lines
+from ctxfold.backends.openai_chat import canonical_lines
 from ctxfold.tokens.text import text_counter
 from tests.benchmarks.replay import COUNTER, Step, Trace
 

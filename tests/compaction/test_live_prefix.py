@@ -25,7 +25,7 @@ from ctxfold import (
     assistant,
     user,
 )
-from ctxfold.backends.anthropic.request import request_body
+from ctxfold.backends.anthropic import request_body
 from ctxfold.backends.profile import load_profile
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from ctxfold.tokens.counter import MessageCounter

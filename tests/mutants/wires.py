@@ -21,7 +21,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/anthropic/request.py",
+        "backends/anthropic.py",
         (
             "a_schema_of_the_answer_replaces_the_effort",
             'config = {**as_dict(body.get("output_config")), **as_dict(',
@@ -159,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/openai_responses/request.py",
+        "backends/openai_responses.py",
         (
             "a_broken_reply_sends_reasoning_alone",
             'if message.finish_reason == "aborted":',
@@ -225,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/anthropic/backend.py",
+        "backends/services.py",
         (
             "a_compaction_block_goes_without_its_beta",
             '        kinds += [SUMMARIZE if "signature" in block else COMPACT for block in blocks]  # known under the same names\n',
@@ -234,7 +234,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/openai_responses/parse.py",
+        "backends/openai_responses_parse.py",
         (
             "the_stub_of_encrypted_reasoning_goes_back",
             'final.pop("encrypted_content", None)',
@@ -258,7 +258,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/gemini/jsonl.py",
+        "backends/jsonl.py",
         (
             "calls_of_one_function_share_an_id",
             'f"{name}_{names[name]}"',
@@ -267,7 +267,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/openai_responses/client_tools.py",
+        "backends/openai_responses_items.py",
         (
             "a_shell_of_the_service_is_a_call",
             'not in (None, "local"):',
@@ -282,7 +282,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/openai_chat/request.py",
+        "backends/openai_chat.py",
         (
             "a_tools_image_stays_in_the_tool_message",
             "    sent = _with_media_behind(sent)\n",
@@ -303,7 +303,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/openai_chat/parse.py",
+        "backends/openai_chat.py",
         (
             "a_reference_of_mistral_is_dropped",
             "            return [Chunk(sealed=block, raw=body)]\n",
@@ -327,7 +327,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/anthropic/parse.py",
+        "backends/anthropic.py",
         (
             "an_input_of_none_is_taken_at_its_word",
             "        if not any(fields.get(name) for name in _INPUT):",
@@ -336,7 +336,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/converse/parse.py",
+        "backends/converse_parse.py",
         (
             "a_citation_of_converse_is_dropped",
             '            block.citations.append(delta["citation"])',
@@ -345,7 +345,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/gemini/parse.py",
+        "backends/gemini.py",
         (
             "tokens_of_geminis_tools_are_free",
             "    return usage + Usage(tools) if usage",
@@ -354,7 +354,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/eventstream.py",
+        "backends/converse_parse.py",
         (
             "a_damaged_frame_is_not_tried_again",
             'with a wrong checksum", "connection")',
@@ -363,7 +363,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/gemini/parse.py",
+        "backends/gemini.py",
         (
             "a_blocked_prompt_of_gemini_is_empty",
             '"content_filter", f"the prompt was blocked',
@@ -474,7 +474,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/gemini/request.py",
+        "backends/gemini.py",
         (
             "geminis_turns_of_the_model_stay_apart",
             'if self.contents and self.contents[-1]["role"] == "model":',
@@ -573,7 +573,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/anthropic/parse.py",
+        "backends/anthropic.py",
         (
             "malformed_input_of_a_servers_tool_ends_the_reply",
             '            except ValueError:\n                block["input"] = {}',
@@ -762,7 +762,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/openai_responses/parse.py",
+        "backends/openai_responses_parse.py",
         (
             "llamacpp_completes_what_it_cut",
             'status = "incomplete"  # llama',
@@ -804,7 +804,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/anthropic/request.py",
+        "backends/anthropic.py",
         (
             "what_a_compaction_stands_for_is_sent_too",
             "if any(map(compacts, blocks)):",
@@ -891,7 +891,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/anthropic/backend.py",
+        "backends/services.py",
         (
             "compaction_at_once_has_no_beta",
             'kinds.append(as_text(as_dict(body.get("compaction")).get("type")))',
@@ -900,7 +900,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/converse/request.py",
+        "backends/converse.py",
         (
             "converse_gets_blank_text",
             "                if text.strip():\n",
@@ -975,7 +975,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/converse/parse.py",
+        "backends/converse_parse.py",
         (
             "two_calls_of_converse_share_an_id",
             '            identity = ""  # two calls',
@@ -1020,7 +1020,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/eventstream.py",
+        "backends/converse_parse.py",
         (
             "a_header_of_converse_is_read_as_text_whatever_it_is",
             "            if kind == _STRING:\n",
@@ -1029,7 +1029,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/openai_chat/request.py",
+        "backends/openai_chat.py",
         (
             "a_chat_row_has_no_name",
             '    if message.name:\n        row["name"]',
@@ -1104,7 +1104,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/openai_chat/parse.py",
+        "backends/openai_chat.py",
         (
             "a_tag_cut_apart_is_text",
             "                keep = max(keep, _overlap(before, tag))\n",
@@ -1137,7 +1137,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/sse.py",
+        "backends/response_parser.py",
         (
             "an_event_cut_by_carriage_returns_is_two",
             '        if self._after_cr and data.startswith(b"\\n"):\n',
@@ -1230,7 +1230,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "backends/openai_responses/request.py",
+        "backends/openai_responses.py",
         (
             "a_long_call_id_goes_as_it_is",
             "    if 0 < len(original) <= MAX_CALL_ID_CHARS:\n",

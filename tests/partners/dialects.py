@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from ctxfold.lru import LruCache
 from ctxfold.testing import Scripted
-from ctxfold.testing.strict import refusal
+from ctxfold.testing.served import refusal
 
 Dialect = Literal["ollama", "mistral", "groq"]
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")

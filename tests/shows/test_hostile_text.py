@@ -16,7 +16,7 @@ import ctxfold
 import langchain_ctx
 import llamaindex_ctx
 from ctxfold import AgentContext, MediaPart, Message, ToolCallPart, assistant, tool_result, user
-from ctxfold.backends.openai_chat.parse import TagSplitter
+from ctxfold.backends.openai_chat import TagSplitter
 from ctxfold.compaction.probe import probe
 from ctxfold.history.terms import sentences, stretches, terms
 from ctxfold.history.view import Entry
@@ -29,7 +29,7 @@ from tests.timing import cpu_s
 # only tried at one place each, never looked for: `match` and `fullmatch`, on text in which runs of white space are one
 ANCHORED = frozenset(
     {
-        "ctxfold.backends.anthropic.request._DATA_URL",
+        "ctxfold.backends.anthropic._DATA_URL",
         "ctxfold.cli.doctor._EXTRA",
         "ctxfold.compaction.text_units._DOCTYPE",
         "ctxfold.compaction.text_units._KEY",

@@ -10,8 +10,8 @@ from typing import Any
 from ctxfold import open_backend
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
+from ctxfold.testing.served import Strict
 from ctxfold.testing.server import RecordedRequest
-from ctxfold.testing.strict import Strict
 
 __all__ = ["TOUR", "WIRES", "Lookups", "ServedProvider", "opened"]
 

@@ -19,7 +19,7 @@ from ctxfold import (
     tool_result,
     user,
 )
-from ctxfold.backends.anthropic.parse import MessagesParser
+from ctxfold.backends.anthropic import MessagesParser
 from ctxfold.backends.profile import load_profile
 from ctxfold.protocols import Chunk
 from ctxfold.stream import Fold

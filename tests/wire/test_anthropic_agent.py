@@ -25,7 +25,7 @@ from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.protocols import Wire
 from ctxfold.stores.memory import MemoryStore
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
-from ctxfold.testing.render import signature
+from ctxfold.testing.served import signature
 from tests.wire.agent_session import TOOLS, Model, past_the_window, turn
 from tests.wire.anthropic_wire import folded
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ctxfold import AgentContext, Message, Reply, Request, TextPart, Usage, assistant, open_backend, user
-from ctxfold.backends.anthropic.parse import MessagesParser
+from ctxfold.backends.anthropic import MessagesParser
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.stream import Fold
 from tests.wire.anthropic_wire import parsed

@@ -25,7 +25,7 @@ from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.protocols import Wire
 from ctxfold.stores.memory import MemoryStore
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from ctxfold.testing.render import signature
+from ctxfold.testing.served import signature
 from tests.wire.agent_session import TOOLS, Model, past_the_window, turn
 
 BOUND, FREE = "us.anthropic.claude-opus-5-5-v1", "us.anthropic.claude-sonnet-4-5-20250929-v1:0"

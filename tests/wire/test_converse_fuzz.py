@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from ctxfold import BackendError, CtxError, Reply
-from ctxfold.backends.converse.parse import ConverseParser
-from ctxfold.backends.eventstream import EventStreamDecoder
+from ctxfold.backends.converse_parse import ConverseParser, EventStreamDecoder
 from ctxfold.backends.profile import load_profile
 from ctxfold.messages import validated
 from ctxfold.stream import Fold

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ctxfold import open_backend
-from ctxfold.backends.converse.parse import ConverseParser
+from ctxfold.backends.converse_parse import ConverseParser
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.stream import Fold
 from tests.wire.raw_server import RawServer

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxfold import BackendError
-from ctxfold.backends.eventstream import MAX_FRAME_BYTES, EventStreamDecoder, Frame
+from ctxfold.backends.converse_parse import MAX_FRAME_BYTES, EventStreamDecoder, Frame
 from ctxfold.testing.served_converse import event_frame
 
 HEADERS = {":event-type": "contentBlockDelta", ":message-type": "event"}

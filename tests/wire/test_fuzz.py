@@ -20,14 +20,14 @@ from typing import Any, TypeAlias
 import pytest
 
 from ctxfold import BackendError, CtxError, Message, Reply, Request, open_backend, user
-from ctxfold.backends.anthropic.parse import MessagesParser
+from ctxfold.backends.anthropic import MessagesParser
 from ctxfold.backends.errors import http_failure
-from ctxfold.backends.gemini.parse import GeminiParser
+from ctxfold.backends.gemini import GeminiParser
 from ctxfold.backends.http_backend import HttpBackend
-from ctxfold.backends.openai_chat.parse import ChatParser
-from ctxfold.backends.openai_responses.parse import ResponsesParser
+from ctxfold.backends.openai_chat import ChatParser
+from ctxfold.backends.openai_responses_parse import ResponsesParser
 from ctxfold.backends.profile import load_profile
-from ctxfold.backends.sse import MAX_EVENT_BYTES, SseDecoder
+from ctxfold.backends.response_parser import MAX_EVENT_BYTES, SseDecoder
 from ctxfold.messages import validated
 from ctxfold.stream import Fold
 from tests.wire.raw_server import Play, RawServer

@@ -29,7 +29,7 @@ from ctxfold import (
     tool_result,
     user,
 )
-from ctxfold.backends.gemini.parse import GeminiParser
+from ctxfold.backends.gemini import GeminiParser
 from ctxfold.backends.profile import load_profile
 from ctxfold.protocols import Chunk
 from ctxfold.stream import Fold

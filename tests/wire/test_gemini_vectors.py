@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ctxfold import BackendError, GeminiBackend, Message, Reply, open_backend, tool_result, user
-from ctxfold.backends.gemini.parse import GeminiParser
+from ctxfold.backends.gemini import GeminiParser
 from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.stream import Fold
 from tests.wire.raw_server import Play, RawServer

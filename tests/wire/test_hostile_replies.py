@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ctxfold import AgentContext, Completed, CtxError, Message, Request, ToolSpec, open_backend, tool_result, user
-from ctxfold.backends.eventstream import EventStreamDecoder
+from ctxfold.backends.converse_parse import EventStreamDecoder
 from ctxfold.testing import ModelServer, RawReply, Scripted, ScriptedCall
 from ctxfold.testing.served_converse import event_frame
 from tests.support.wires import WIRES

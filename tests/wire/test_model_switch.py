@@ -24,7 +24,7 @@ from ctxfold import (
     user,
 )
 from ctxfold.testing import ModelServer, Scripted
-from ctxfold.testing.render import signature
+from ctxfold.testing.served import signature
 from tests.wire.raw_server import Play, RawServer
 
 LOOK = ToolSpec("look", "Looks into a locker.", {"type": "object", "properties": {}})

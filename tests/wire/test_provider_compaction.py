@@ -30,7 +30,7 @@ from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.messages import ProviderSummary
 from ctxfold.protocols import Wire
 from ctxfold.testing import ErrorReply, ModelServer, RecordedRequest, Scripted
-from ctxfold.testing.strict import Strict
+from ctxfold.testing.served import Strict
 from tests.wire.raw_server import Play, RawServer
 
 

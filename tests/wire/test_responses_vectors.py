@@ -13,7 +13,7 @@ import pytest
 
 from ctxfold import BackendError, Message, Request, open_backend, tool_result, user
 from ctxfold.backends.http_backend import HttpBackend
-from ctxfold.backends.openai_responses.backend import OpenAIResponsesBackend
+from ctxfold.backends.services import OpenAIResponsesBackend
 from tests.wire.raw_server import Play, RawServer
 from tests.wire.test_vectors import KEY, MODEL, Seen, check_error, check_message, play, request
 

@@ -26,11 +26,11 @@ from ctxfold import (
     OpenAIResponsesBackend,
     user,
 )
-from ctxfold.backends.anthropic.parse import MessagesParser
-from ctxfold.backends.converse.parse import ConverseParser
-from ctxfold.backends.gemini.parse import GeminiParser
-from ctxfold.backends.openai_chat.parse import ChatParser
-from ctxfold.backends.openai_responses.parse import ResponsesParser
+from ctxfold.backends.anthropic import MessagesParser
+from ctxfold.backends.converse_parse import ConverseParser
+from ctxfold.backends.gemini import GeminiParser
+from ctxfold.backends.openai_chat import ChatParser
+from ctxfold.backends.openai_responses_parse import ResponsesParser
 from ctxfold.backends.profile import load_profile
 from ctxfold.backends.response_parser import AnswerParser
 from ctxfold.errors import BackendError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ctxfold import BackendError, BedrockBackend, ConfigError, Request, user
-from ctxfold.backends.converse.signing import Signer
+from ctxfold.backends.services import Signer
 from ctxfold.backends.transport import Open
 
 EXAMPLES = json.loads((Path(__file__).parent / "sigv4.json").read_text(encoding="utf-8"))

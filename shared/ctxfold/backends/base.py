@@ -98,7 +98,7 @@ class BackendDefaults(Closing, ABC):
 
     def to_request_messages(self, messages: Sequence[Message], *, model: str | None = None) -> list[dict[str, Any]]:
         """Returns the messages as rows of chat completions, with reasoning only where a message preserves its own."""
-        from ctxfold.backends.openai_chat.request import project
+        from ctxfold.backends.openai_chat import project
         from ctxfold.backends.profile import load_profile
 
         return project(load_profile("generic"), messages, model=model or self.model)

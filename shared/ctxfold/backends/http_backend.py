@@ -8,11 +8,10 @@ import base64
 import json
 import os
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
@@ -150,6 +149,18 @@ CREDENTIALS = frozenset({"api-key", "authorization", "x-api-key", "x-goog-api-ke
 _HEADER_NAME = lazy_pattern(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
+class WireFormat(Protocol):
+    """The module of a wire, which writes its requests."""
+
+    def request_body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
+        """Returns the JSON body of a request whose settings are complete; some wires send the same for a stream."""
+        ...
+
+    def canonical_bytes(self, profile: Profile, request: Request, *, model: str) -> bytes:
+        """Returns tools, then the conversation as it is sent, one JSON object a line, keys sorted."""
+        ...
+
+
 class HttpBackend(BackendDefaults):
     """A model service over HTTP; safe across threads, tasks and event loops.
 
@@ -163,7 +174,9 @@ class HttpBackend(BackendDefaults):
     With your own `http_client`, `timeout_s` limits each read of a response's head when a connection is reused.
     """
 
+    _format: WireFormat
     _parser_class: type[AnswerParser]
+    _counted: frozenset[str] = frozenset()  # fields of a body that the counting endpoint takes
     default_provider = "generic"
     stream_type = "text/event-stream"
 
@@ -211,10 +224,6 @@ class HttpBackend(BackendDefaults):
         self._clients: Clients | None = None
         self._lock = threading.Lock()
 
-    @abstractmethod
-    def _body(self, profile: Profile, request: Request, *, model: str, stream: bool) -> dict[str, Any]:
-        """Returns the JSON body of a request whose settings are complete; some wires send the same for a stream."""
-
     def _parser(self, profile: Profile, request: Request) -> Parser:
         """Returns a new parser for one reply."""
         return self._parser_class(profile, hide=self._hide)
@@ -223,7 +232,7 @@ class HttpBackend(BackendDefaults):
         """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
         resolved = self._resolved(request)
         name = resolved.model or self.model
-        return self._body(self._profile_for(name), resolved, model=name, stream=stream)
+        return self._format.request_body(self._profile_for(name), resolved, model=name, stream=stream)
 
     def canonical_bytes(self, request: Request) -> bytes:
         """Returns tools, then the conversation as it is sent, one JSON object a line, keys sorted.
@@ -231,11 +240,7 @@ class HttpBackend(BackendDefaults):
         A request extends another when these bytes do.
         """
         name = request.model or self.model
-        return self._canonical_lines(self._profile_for(name), request, model=name)
-
-    @abstractmethod
-    def _canonical_lines(self, profile: Profile, request: Request, *, model: str) -> bytes:
-        """Returns the lines of `canonical_bytes` for a model and its profile."""
+        return self._format.canonical_bytes(self._profile_for(name), request, model=name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(provider={self._row.name!r}, model={self._model!r})"
@@ -334,12 +339,13 @@ class HttpBackend(BackendDefaults):
     def _count_call(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> HttpCall | None:
         """Returns the call to the endpoint that counts a request; None when the profile has none."""
         rules = self.profile.tokens
-        if rules.kind != "endpoint" or rules.name is None:
+        if rules.kind != "endpoint" or rules.name is None or not self._counted:
             return None
         request = Request(messages, tools=tuple(tools))
-        body = self._count_body(self.request_body(request, stream=False))
-        if body is None:
-            return None
+        body = self.request_body(request, stream=False)
+        body = {name: value for name, value in body.items() if name in self._counted}
+        if rules.field is not None:
+            body = {rules.field: {"model": f"models/{self._model}", **body}}
         call = self._call(request, stream=False)
         return replace(call, open=replace(call.open, url=self._endpoint_url(rules.name), body=_encoded(body)))
 
@@ -361,10 +367,6 @@ class HttpBackend(BackendDefaults):
     def _summary_blocks(self, reply: Reply) -> tuple[list[dict[str, Any]], int]:
         """Returns the blocks of the service's own summary in a reply, as they came, and their size in tokens."""
         return [], 0
-
-    def _count_body(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Returns what the counting endpoint takes of a request's body; None when the wire has no such endpoint."""
-        return None
 
     def _text_counter(self) -> TextCounter:
         return counter_for(self.profile)

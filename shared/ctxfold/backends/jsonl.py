@@ -3,24 +3,437 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
-from ctxfold.backends.anthropic.jsonl import anthropic_message, anthropic_row
-from ctxfold.backends.converse.jsonl import converse_message, converse_row
-from ctxfold.backends.converse.request import BLOCKS
-from ctxfold.backends.gemini.jsonl import gemini_message, gemini_row
-from ctxfold.backends.openai_chat.jsonl import openai_message, openai_row
-from ctxfold.backends.openai_responses.jsonl import is_responses_row, responses_message, responses_row
-from ctxfold.errors import MessageError
-from ctxfold.messages import Message, MessageKind, Part, Role, Usage, Visibility, says_something, validated
+from ctxfold.backends.anthropic import EXTRAS, message_blocks
+from ctxfold.backends.converse import BLOCKS
+from ctxfold.backends.converse import message_blocks as converse_blocks
+from ctxfold.backends.gemini import SIGNATURE, WIRE, media_part, message_parts
+from ctxfold.backends.openai_responses import message_items
+from ctxfold.backends.openai_responses_items import CLIENT_TOOLS
+from ctxfold.backends.openai_responses_parse import ResponsesParser
+from ctxfold.backends.profile import load_profile
+from ctxfold.errors import BackendError, MessageError, UnknownRoleError
+from ctxfold.messages import (
+    MediaPart,
+    Message,
+    MessageKind,
+    Part,
+    ReasoningPart,
+    Role,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    Usage,
+    Visibility,
+    says_something,
+    validated,
+)
+from ctxfold.stream import Fold
 from ctxfold.validation import as_dict, as_dicts, as_list, as_text, is_a, json_problem
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+_CHAT_ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_CALL_KEYS = frozenset({"id", "type", "function"})
+
+
+def openai_row(message: Message) -> dict[str, Any]:
+    """Returns the message in the shape of chat completions; of several tool results only the first."""
+    row: dict[str, Any] = {"role": message.role, "content": _chat_content(message)}
+    if message.name is not None:
+        row["name"] = message.name
+    if message.reasoning:
+        row["reasoning_content"] = message.reasoning
+    details = [p.details for p in message.parts if isinstance(p, ReasoningPart) and p.details is not None]
+    if details:
+        row["reasoning_details"] = [block for text in details for block in json.loads(text)]
+    if message.tool_calls:
+        row["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if message.tool_results:
+        row["tool_call_id"] = message.tool_results[0].call_id
+    return row
+
+
+def _chat_content(message: Message) -> str | list[Any]:
+    text = message.tool_results[0].content if message.tool_results else message.text
+    media = [part for part in message.parts if isinstance(part, MediaPart)]
+    if not media:
+        return text
+    if message.tool_results:
+        return [{"type": "text", "text": text}, *(json.loads(part.data) for part in media)]
+    return [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else json.loads(part.data)
+        for part in message.parts
+        if isinstance(part, TextPart | MediaPart)
+    ]
+
+
+def _call(call: ToolCallPart) -> dict[str, Any]:
+    extra: dict[str, Any] = json.loads(call.extra) if call.extra is not None else {}
+    return {
+        **extra,
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def openai_message(row: Mapping[str, Any], message_id: str) -> Message:
+    """Parses a row; raises MessageError when it is not a message."""
+    role = _CHAT_ROLES.get(as_text(row.get("role")))
+    if role is None:
+        raise UnknownRoleError(f"role {row.get('role')!r}: use {', '.join(_CHAT_ROLES)}")
+    content: object = row.get("content")
+    if content is not None and type(content) not in (str, list):
+        raise MessageError(f"content of a {role} line is neither text nor a list: {str(content)[:80]!r}")
+    if role == "tool":
+        parts = _chat_result(row)
+    else:
+        parts = [*_reasoning(row), *_visible(content), *(_called(call) for call in as_dicts(row.get("tool_calls")))]
+    name = as_text(row.get("name")) or None
+    return Message(message_id, role, tuple(parts), name=name)
+
+
+def _visible(content: object) -> list[Part]:
+    if isinstance(content, str):
+        return [TextPart(content)] if content else []
+    return [_block(block) for block in as_dicts(content)]
+
+
+def _block(block: Mapping[str, Any]) -> Part:
+    kind = as_text(block.get("type"))
+    if kind == "text":
+        return TextPart(as_text(block.get("text")))
+    if kind == "thinking":  # Mistral's
+        return ReasoningPart("".join(as_text(chunk.get("text")) for chunk in as_dicts(block.get("thinking"))))
+    return MediaPart(kind.removesuffix("_url") or "file", json.dumps(block, ensure_ascii=False))
+
+
+def _reasoning(row: Mapping[str, Any]) -> list[Part]:
+    text = as_text(row.get("reasoning_content")) or as_text(row.get("reasoning"))
+    details = as_dicts(row.get("reasoning_details"))
+    if not text and not details:
+        return []
+    return [ReasoningPart(text, None, json.dumps(details, ensure_ascii=False) if details else None)]
+
+
+def _called(call: Mapping[str, Any]) -> ToolCallPart:
+    function = as_dict(call.get("function"))
+    name, arguments = as_text(function.get("name")), function.get("arguments")
+    if not name:
+        raise MessageError(f"a tool call has no name: {json.dumps(call)[:80]}")
+    extra = {key: value for key, value in call.items() if key not in _CALL_KEYS}
+    return ToolCallPart(
+        as_text(call.get("id")),
+        name,
+        arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False),
+        json.dumps(extra, ensure_ascii=False) if extra else None,
+    )
+
+
+def _chat_result(row: Mapping[str, Any]) -> list[Part]:
+    call = as_text(row.get("tool_call_id"))
+    if not call:
+        raise MessageError("a tool line has no tool_call_id: name the call that it answers")
+    parts = _visible(row.get("content"))
+    text = "".join(part.text for part in parts if isinstance(part, TextPart))
+    return [ToolResultPart(call, text), *(part for part in parts if isinstance(part, MediaPart))]
+
+
+_BLOCK_ROLES: Mapping[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
+_ANTHROPIC_MEDIA = frozenset({"audio", "document", "file", "image", "video"})
+
+
+def anthropic_row(message: Message) -> dict[str, Any]:
+    """Returns the message in the shape of the Messages API; a system prompt keeps its role, unlike in requests."""
+    return {"role": "user" if message.role == "tool" else message.role, "content": message_blocks(message)}
+
+
+def anthropic_message(row: Mapping[str, Any], message_id: str) -> Message:
+    """Parses a row, tool results as a tool message; raises MessageError when it is not a message."""
+    role, blocks = role_and_blocks(row)
+    if isinstance(blocks, str):
+        return Message(message_id, role, (TextPart(blocks),) if blocks else ())
+    parts = [part for block in blocks for part in _anthropic_parts(block)]
+    results = any(isinstance(part, ToolResultPart) for part in parts)
+    if results and any(isinstance(part, TextPart) for part in parts):
+        raise MessageError("a line holds tool results and text: write two lines, the results first")
+    return Message(message_id, "tool" if results else role, tuple(parts))
+
+
+def role_and_blocks(row: Mapping[str, Any]) -> tuple[Role, str | list[dict[str, Any]]]:
+    """Returns the role of a row, and its content, text or blocks; raises MessageError for anything else."""
+    role = _BLOCK_ROLES.get(as_text(row.get("role")))
+    if role is None:
+        raise UnknownRoleError(f"role {row.get('role')!r}: use {', '.join(_BLOCK_ROLES)}")
+    content: object = row.get("content")
+    if isinstance(content, str):
+        return role, content
+    if type(content) is not list:
+        raise MessageError(f"content of a {role} line is neither text nor a list: {str(content)[:80]!r}")
+    return role, as_dicts(row["content"])
+
+
+def _anthropic_parts(block: Mapping[str, Any]) -> list[Part]:
+    match as_text(block.get("type")):
+        case "text":
+            return [TextPart(as_text(block.get("text")), _extra(block))]
+        case "thinking":
+            return [ReasoningPart(as_text(block.get("thinking")), as_text(block.get("signature")) or None)]
+        case "tool_use":
+            arguments = json.dumps(as_dict(block.get("input")), ensure_ascii=False)
+            return [ToolCallPart(as_text(block.get("id")), as_text(block.get("name")), arguments, _extra(block))]
+        case "tool_result":
+            return _anthropic_result(block)
+        case kind if kind in _ANTHROPIC_MEDIA:
+            return [MediaPart(kind, json.dumps(block, ensure_ascii=False))]
+        case _:  # a block that only the provider can read
+            return [ReasoningPart("", None, json.dumps([block], ensure_ascii=False))]
+
+
+def _extra(block: Mapping[str, Any]) -> str | None:
+    fields = {name: block[name] for name in sorted(EXTRAS) if block.get(name)}
+    return json.dumps(fields, ensure_ascii=False) if fields else None
+
+
+def _anthropic_result(block: Mapping[str, Any]) -> list[Part]:
+    content: object = block.get("content")
+    inner = as_dicts(content)
+    text = content if isinstance(content, str) else "".join(as_text(b.get("text")) for b in inner)
+    media = [
+        MediaPart(as_text(b["type"]), json.dumps(b, ensure_ascii=False))
+        for b in inner
+        if b.get("type") in _ANTHROPIC_MEDIA
+    ]
+    result = ToolResultPart(as_text(block.get("tool_use_id")), text, None, block.get("is_error") is True)
+    return [result, *media]
+
+
+_CONVERSE_MEDIA = frozenset({"audio", "document", "image", "video"})
+
+
+def converse_row(message: Message) -> dict[str, Any]:
+    """Returns the message in the shape of the Converse API; a system prompt keeps its role, unlike in requests."""
+    role = "user" if message.role == "tool" else message.role
+    return {"role": role, "content": converse_blocks(message, load_profile("bedrock"))}
+
+
+def converse_message(row: Mapping[str, Any], message_id: str) -> Message:
+    """Parses a row, tool results as a tool message; raises MessageError when it is not a message."""
+    role, blocks = role_and_blocks(row)
+    if isinstance(blocks, str):
+        return Message(message_id, role, (TextPart(blocks),) if blocks else ())
+    results = [] if role == "assistant" else [block for block in blocks if "toolResult" in block]
+    if results and len(results) < len(blocks):
+        raise MessageError("a line holds tool results and other blocks: write two lines, the results first")
+    parts = [part for block in blocks for part in (_converse_result(block) if results else [_converse_part(block)])]
+    return Message(message_id, "tool" if results else role, tuple(parts))
+
+
+def _converse_part(block: Mapping[str, Any]) -> Part:
+    match block:
+        case {"text": str(text)}:
+            return TextPart(text)
+        case {"reasoningContent": {"reasoningText": dict()}}:
+            reasoning = as_dict(block["reasoningContent"]["reasoningText"])
+            return ReasoningPart(as_text(reasoning.get("text")), as_text(reasoning.get("signature")) or None)
+        case {"toolUse": dict()} if "type" not in block["toolUse"]:
+            call = as_dict(block["toolUse"])
+            arguments = json.dumps(as_dict(call.get("input")), ensure_ascii=False)
+            return ToolCallPart(as_text(call.get("toolUseId")), as_text(call.get("name")), arguments)
+        case _:
+            kind = next((name for name in block if name in _CONVERSE_MEDIA), None)
+            data = json.dumps(dict(block), ensure_ascii=False)
+            # what is left is a block that only the service can read
+            return ReasoningPart("", None, f"[{data}]") if kind is None else MediaPart(kind, data)
+
+
+def _converse_result(block: Mapping[str, Any]) -> list[Part]:
+    result = as_dict(block["toolResult"])
+    inner = as_dicts(result.get("content"))
+    text = "".join(json.dumps(b["json"], ensure_ascii=False) if "json" in b else as_text(b.get("text")) for b in inner)
+    media = [_converse_part(b) for b in inner if not _CONVERSE_MEDIA.isdisjoint(b)]
+    return [ToolResultPart(as_text(result.get("toolUseId")), text, None, result.get("status") == "error"), *media]
+
+
+_CONTENT_ROLES: Mapping[str, Role] = {"system": "system", "user": "user", "model": "assistant", "function": "tool"}
+
+
+def gemini_row(message: Message) -> dict[str, Any]:
+    """Returns the message as a content; a system prompt keeps its role, unlike in requests."""
+    if message.role != "tool":
+        return {"role": "model" if message.role == "assistant" else message.role, "parts": message_parts(message)}
+    parts: list[dict[str, Any]] = []
+    for part in message.parts:
+        if isinstance(part, ToolResultPart):
+            response = {"error" if part.is_error else "output": part.content}
+            parts.append({"functionResponse": {"id": part.call_id, "name": part.name or "", "response": response}})
+        elif isinstance(part, MediaPart):
+            parts.append(media_part(part))
+    return {"role": "user", "parts": parts}
+
+
+def gemini_message(row: Mapping[str, Any], message_id: str) -> Message:
+    """Parses a content, function responses as a tool message; raises MessageError when it is not a message."""
+    role = _CONTENT_ROLES.get(as_text(row.get("role")) or "user")
+    if role is None:
+        raise UnknownRoleError(f"role {row.get('role')!r}: use {', '.join(_CONTENT_ROLES)}")
+    content: object = row.get("parts")
+    if type(content) is not list:
+        raise MessageError(f"parts of a {role} line are not a list: {str(content)[:80]!r}")
+    names: Counter[str] = Counter()
+    parts = [_gemini_part(part, names) for part in as_dicts(row["parts"])]
+    results = any(isinstance(part, ToolResultPart) for part in parts)
+    if results and any(isinstance(part, TextPart) for part in parts):
+        raise MessageError("a line holds function responses and text: write two lines, the responses first")
+    return Message(message_id, "tool" if results else role, tuple(parts))
+
+
+def _gemini_part(part: Mapping[str, Any], names: Counter[str]) -> Part:
+    text, signature = part.get("text"), as_text(part.get(SIGNATURE)) or None
+    if isinstance(text, str):
+        if part.get("thought"):
+            return ReasoningPart(text, signature)
+        return TextPart(text, _extra_fields(part, "text", "thought"))
+    if "functionCall" in part:
+        call = as_dict(part["functionCall"])
+        arguments = json.dumps(call.get("args") or {}, ensure_ascii=False)
+        return ToolCallPart(
+            _call_id(call, names), as_text(call.get("name")), arguments, _extra_fields(part, "functionCall")
+        )
+    if "functionResponse" in part:
+        answer = as_dict(part["functionResponse"])
+        return _gemini_result(answer, _call_id(answer, names))
+    for name in ("inlineData", "fileData"):
+        if name in part:
+            return MediaPart(_kind(as_dict(part[name])), json.dumps(part, ensure_ascii=False))
+    return ReasoningPart("", None, json.dumps([part], ensure_ascii=False))
+
+
+def _call_id(body: Mapping[str, Any], names: Counter[str]) -> str:
+    """Returns the id of a call or of its response, which the service may leave out: both then go by name and order."""
+    name = as_text(body.get("name")) or "call"
+    names[name] += 1
+    return as_text(body.get("id")) or (name if names[name] == 1 else f"{name}_{names[name]}")
+
+
+def _extra_fields(part: Mapping[str, Any], *names: str) -> str | None:
+    extra = {name: value for name, value in part.items() if name not in names}
+    return json.dumps({WIRE: extra}, ensure_ascii=False) if extra else None
+
+
+def _gemini_result(answer: Mapping[str, Any], call_id: str) -> ToolResultPart:
+    response, name = as_dict(answer.get("response")), as_text(answer.get("name")) or None
+    for key in ("output", "error"):
+        if list(response) == [key] and isinstance(response[key], str):
+            return ToolResultPart(call_id, response[key], name, key == "error")
+    return ToolResultPart(call_id, json.dumps(response, ensure_ascii=False), name)
+
+
+def _kind(media: Mapping[str, Any]) -> str:
+    kind = as_text(media.get("mimeType")).partition("/")[0]
+    return kind if kind in ("audio", "image", "video") else "file"
+
+
+_ITEM_ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user"}
+_CONTENT = frozenset({"input_text", "input_image", "input_file", "output_text", "refusal"})
+_PLAIN_CALL = frozenset({"type", "call_id", "name", "arguments"})
+_ITEMS = frozenset({"function_call", "function_call_output", "reasoning", *CLIENT_TOOLS})
+
+
+def responses_row(message: Message) -> dict[str, Any]:
+    """Returns a reply as an object with its `output` items, any other message as its item; of several tool results the first."""
+    items = message_items(message, store=True)
+    if message.role == "assistant":
+        return {"object": "response", "output": items}
+    return {"type": "message", **items[0]} if items else {"type": "message", "role": message.role, "content": ""}
+
+
+def is_responses_row(row: Mapping[str, Any]) -> bool:
+    """Returns True for a line whose fields occur in this wire only."""
+    kinds = {part.get("type") for part in as_dicts(row.get("content"))}
+    return isinstance(row.get("output"), list) or row.get("type") in _ITEMS or not kinds.isdisjoint(_CONTENT)
+
+
+def responses_message(row: Mapping[str, Any], message_id: str) -> Message:
+    """Parses an output or one item, a result as a tool message; raises MessageError when it is neither."""
+    if row.get("type") == "function_call_output":
+        return Message(message_id, "tool", _item_result(row))
+    role = as_text(row.get("role"))
+    if role in _ITEM_ROLES:
+        return Message(message_id, _ITEM_ROLES[role], _item_content(row.get("content"), role))
+    if role == "assistant" or row.get("type") in _ITEMS:
+        return Message(message_id, "assistant", _replied([row], message_id))
+    if not isinstance(row.get("output"), list):
+        raise UnknownRoleError(f"role {row.get('role')!r} without an output: use {', '.join(_ITEM_ROLES)} or assistant")
+    return Message(message_id, "assistant", _replied(as_dicts(row["output"]), message_id))
+
+
+def _replied(items: Sequence[Mapping[str, Any]], message_id: str) -> tuple[Part, ...]:
+    """Returns the parts of a reply; items with fields of their own are read as the service's answer is."""
+    parts: list[Part] = []
+    for plain, run in groupby(items, key=lambda item: _plain(item) is not None):
+        parts += [part for part in map(_plain, run) if part is not None] if plain else _parsed(list(run), message_id)
+    return tuple(parts)
+
+
+def _plain(item: Mapping[str, Any]) -> Part | None:
+    """Returns the text or the call of an item that has nothing else, None for another item."""
+    if item.keys() <= _PLAIN_CALL and item.get("type") == "function_call":
+        return ToolCallPart(as_text(item.get("call_id")), as_text(item.get("name")), as_text(item.get("arguments")))
+    text: object = item.get("content")
+    if item.get("role") == "assistant" and isinstance(text, str) and item.keys() <= {"type", "role", "content"}:
+        return TextPart(text)
+    return None
+
+
+def _parsed(items: Sequence[Mapping[str, Any]], message_id: str) -> tuple[Part, ...]:
+    parser, fold = ResponsesParser(load_profile("generic")), Fold(message_id)
+    whole = json.dumps({"object": "response", "status": "completed", "output": items})
+    try:
+        for chunk in (*parser.feed(whole.encode()), *parser.close()):
+            fold.feed(chunk)
+        return fold.close().message.parts
+    except BackendError as error:
+        raise MessageError(f"an item of the line cannot be read: {error}") from None
+
+
+def _item_content(content: object, role: str) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (TextPart(content),) if content else ()
+    if not isinstance(content, list):
+        raise MessageError(f"content of a {role} line is neither text nor a list: {str(content)[:80]!r}")
+    return tuple(_item_part(part) for part in as_dicts(cast("object", content)))
+
+
+def _item_part(part: Mapping[str, Any]) -> Part:
+    kind = as_text(part.get("type"))
+    if kind in ("input_text", "output_text", "text"):
+        return TextPart(as_text(part.get("text")))
+    return MediaPart(kind.removeprefix("input_"), json.dumps(part, ensure_ascii=False))
+
+
+def _item_result(row: Mapping[str, Any]) -> tuple[Part, ...]:
+    output: object = row.get("output")
+    parts = [_item_part(part) for part in as_dicts(output)]
+    text = output if isinstance(output, str) else "".join(p.text for p in parts if isinstance(p, TextPart))
+    media = [part for part in parts if isinstance(part, MediaPart)]
+    return (ToolResultPart(as_text(row.get("call_id")), text), *media)
+
 
 KEY = "ctxfold"
 _CHAT_FIELDS = frozenset(

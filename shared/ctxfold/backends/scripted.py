@@ -1,16 +1,31 @@
-"""Defines a backend that plays a list of replies, for tests, demos and dry runs."""
+"""Defines backends to test with: one that plays a list of replies, and one that fails on purpose."""
 
 from __future__ import annotations
 
+import asyncio
+import random
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from ctxfold.backends.base import BaseBackend
-from ctxfold.errors import BackendError
+from ctxfold.backends.base import BackendDefaults, BaseBackend
+from ctxfold.backends.profile import common_rules
+from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import Message, assistant
-from ctxfold.protocols import AsyncChunkStream, ChunkStream, ContextBackend, Ids, Reply, Request, UuidIds
+from ctxfold.protocols import (
+    AsyncChunkStream,
+    BackendCapabilities,
+    Chunk,
+    ChunkStream,
+    ContextBackend,
+    Ids,
+    Reply,
+    Request,
+    UuidIds,
+    capabilities_of,
+)
 from ctxfold.stream import PlayedStream
 
 Answered: TypeAlias = str | Message | Reply | BackendError
@@ -74,7 +89,177 @@ class ScriptedBackend(BaseBackend):
         return Reply(message, message.usage, finish)
 
 
+KINDS = ("rate_limit", "overloaded", "server", "timeout", "connection")
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The outcome of one call; `cut_after` is the number of chunks that a truncated stream yields."""
+
+    delay_s: float
+    error: BackendError | None
+    cut_after: int | None
+
+
+class ChaosBackend(BackendDefaults):
+    """Wraps a backend and makes calls fail. Call number n of a seed always has the same outcome, also in concurrent use.
+
+    A share `error_rate` of the calls fails before it reaches the inner backend. A share `truncate_rate` of the other streams
+    loses its end; a whole reply then fails with a stream_truncated error. `delay_s` is the longest pause before a call, in
+    seconds.
+    """
+
+    def __init__(
+        self,
+        inner: ContextBackend,
+        *,
+        seed: int | str = 0,
+        error_rate: float = 0.0,
+        kinds: Sequence[str] = KINDS,
+        truncate_rate: float = 0.0,
+        delay_s: float = 0.0,
+    ) -> None:
+        for name, rate in (("error_rate", error_rate), ("truncate_rate", truncate_rate)):
+            if not 0 <= rate <= 1:
+                raise ConfigError(f"{name} is {rate}: use a number from 0 to 1")
+        if error_rate and not kinds:
+            raise ConfigError("kinds is empty: name at least one kind of error")
+        self._inner = inner
+        self._seed = seed
+        self._error_rate = error_rate
+        self._kinds = tuple(kinds)
+        self._truncate_rate = truncate_rate
+        self._delay_s = delay_s
+        self._calls = 0
+        self._lock = threading.Lock()
+
+    @property
+    def model(self) -> str:
+        return self._inner.model
+
+    @property
+    def context_window(self) -> int | None:
+        return self._inner.context_window
+
+    @property
+    def scratch_role(self) -> str:
+        return self._inner.scratch_role
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        return capabilities_of(self._inner)
+
+    def send(self, request: Request) -> Reply:
+        outcome = self._meet()
+        reply = self._inner.send(request)
+        if outcome.cut_after is not None:
+            raise _cut()
+        return reply
+
+    async def asend(self, request: Request) -> Reply:
+        outcome = await self._ameet()
+        reply = await self._inner.asend(request)
+        if outcome.cut_after is not None:
+            raise _cut()
+        return reply
+
+    def open_stream(self, request: Request) -> ChunkStream:
+        outcome = self._meet()
+        stream = self._inner.open_stream(request)
+        return stream if outcome.cut_after is None else _CutStream(stream, outcome.cut_after)
+
+    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
+        outcome = await self._ameet()
+        stream = await self._inner.aopen_stream(request)
+        return stream if outcome.cut_after is None else _AsyncCutStream(stream, outcome.cut_after)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def _meet(self) -> _Outcome:
+        outcome = self._outcome()
+        if outcome.delay_s:
+            time.sleep(outcome.delay_s)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome
+
+    async def _ameet(self) -> _Outcome:
+        outcome = self._outcome()
+        if outcome.delay_s:
+            await asyncio.sleep(outcome.delay_s)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome
+
+    def _outcome(self) -> _Outcome:
+        with self._lock:
+            number = self._calls
+            self._calls += 1
+        rng = random.Random(f"{self._seed}:{number}")
+        fails, cut, delay, kind, after = (rng.random() for _ in range(5))
+        error: BackendError | None = None
+        if fails < self._error_rate:
+            chosen = self._kinds[int(kind * len(self._kinds))]
+            retryable = chosen in common_rules().retryable
+            error = BackendError(
+                f"chaos: call {number} fails with {chosen}: lower error_rate for a calmer run",
+                kind=chosen,
+                retryable=retryable,
+            )
+        return _Outcome(delay * self._delay_s, error, 1 + int(after * 4) if cut < self._truncate_rate else None)
+
+
+class _CutStream:
+    """A stream that ends with an error after some chunks."""
+
+    def __init__(self, inner: ChunkStream, after: int) -> None:
+        self._inner = inner
+        self._after = after
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for number, chunk in enumerate(self._inner):
+            if number >= self._after or chunk.finish_reason is not None:
+                break
+            yield chunk
+        self._inner.close()
+        raise _cut()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _AsyncCutStream:
+    def __init__(self, inner: AsyncChunkStream, after: int) -> None:
+        self._inner = inner
+        self._after = after
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        number = 0
+        async for chunk in self._inner:
+            if number >= self._after or chunk.finish_reason is not None:
+                break
+            number += 1
+            yield chunk
+        await self._inner.aclose()
+        raise _cut()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _cut() -> BackendError:
+    return BackendError(
+        "chaos: the answer was cut off: lower truncate_rate for a calmer run",
+        kind="stream_truncated",
+        retryable=True,
+    )
+
+
 if TYPE_CHECKING:
-    _: ContextBackend = ScriptedBackend([])
+    _backends: list[ContextBackend] = [ScriptedBackend([]), ChaosBackend(cast("ContextBackend", ...))]
     _sync: ChunkStream = PlayedStream([])
     _async: AsyncChunkStream = PlayedStream([])

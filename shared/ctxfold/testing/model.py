@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ctxfold.testing.language as language
 import ctxfold.testing.lookup as lookup
 from ctxfold.testing.script import Body, Reply, Scripted, ScriptedCall, api_error, as_list, as_mapping, as_mappings
 
@@ -98,7 +97,7 @@ def _acknowledge(messages: Sequence[Message]) -> tuple[str, str]:
         text = sentences[0] if sentences else "The tool returned nothing."
         return text, f"Message {len(messages) - 1} is a tool result."
     users = [lookup.content_text(one.get("content")) for one in messages if one.get("role") == "user"]
-    noted = "好的。" if users and language.is_chinese(users[-1]) else "Noted."
+    noted = "好的。" if users and lookup.is_chinese(users[-1]) else "Noted."
     return noted, "The newest message asks nothing."
 
 

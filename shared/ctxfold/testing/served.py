@@ -1,17 +1,267 @@
-"""Defines the wire formats that `ModelServer` speaks; the server itself works on requests in the form of chat completions."""
+"""Defines the wire formats that `ModelServer` speaks: their base, chat completions, and what strict providers of these refuse."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
-from ctxfold.testing.script import Body, ErrorReply, as_mapping
-from ctxfold.testing.strict import Strict, refusal
+from ctxfold.testing.script import Body, ErrorReply, Scripted, api_error, as_list, as_mapping, calls_of
 from ctxfold.testing.usage import MarkedBlocks
+from ctxfold.validation import read_json, strict_json
+
+Strict: TypeAlias = Literal["openai", "deepseek", "moonshot", "gemini", "anthropic", "alternating"]
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+def thinks(body: Body, strict: Strict | None, *, reasoning: bool) -> bool:
+    """Returns True when this request is answered in thinking mode."""
+    if strict in ("deepseek", "moonshot"):
+        return as_mapping(body.get("thinking")).get("type") != "disabled"
+    if strict == "anthropic":
+        mode = as_mapping(body.get("thinking")).get("type")
+        return mode in ("enabled", "adaptive") or (reasoning and mode != "disabled")
+    return reasoning
+
+
+def refusal(body: Body, strict: Strict | None, produced: LruCache[str, str]) -> ErrorReply | None:
+    """Returns the error 400 that this request gets; `produced` maps call ids to the reasoning they were sent with."""
+    messages = as_list(body.get("messages"))
+    shaped = isinstance(body.get("messages"), list) and all(isinstance(one, Mapping) for one in messages)
+    if not shaped:
+        return api_error(400, "'messages' must be an array of objects.", param="messages")
+    if strict is None:
+        return None
+    if not messages:
+        return api_error(400, "Invalid 'messages': empty array, at least 1 is expected.", param="messages")
+    checks = (_roles(messages), _arguments(messages, any_text=strict == "openai"), _pairs(messages))
+    message = next((problem for problem in checks if problem), None)
+    if message is None and strict == "alternating":
+        message = _alternation(messages)
+    if message is None and thinks(body, strict, reasoning=False):
+        message = _deepseek(body, messages) if strict == "deepseek" else _moonshot(messages, produced)
+    return api_error(400, message, param="messages", code="invalid_request_error") if message else None
+
+
+def _roles(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    for index, message in enumerate(messages):
+        if message.get("role") not in ROLES:
+            known = ", ".join(sorted(ROLES))
+            return f"Invalid role {message.get('role')!r} at messages[{index}]: expected one of {known}."
+    return None
+
+
+def _arguments(messages: Sequence[Mapping[str, Any]], *, any_text: bool) -> str | None:
+    """Checks the arguments of calls; OpenAI takes back the text that its model wrote, whatever it is."""
+    needed = "arguments that are text" if any_text else "arguments that are a JSON object"
+    for index, message in enumerate(messages):
+        for call in calls_of(message):
+            try:
+                text = call["function"]["arguments"]
+                valid = isinstance(text, str) if any_text else isinstance(strict_json(text), dict)
+            except (KeyError, TypeError, ValueError, RecursionError):
+                valid = False
+            if not valid or not call.get("id"):
+                return f"Invalid tool call at messages[{index}].tool_calls: needs an id, a function name and {needed}."
+    return None
+
+
+def _pairs(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Checks that each call is answered right after it, and that each answer follows its call."""
+    open_ids: list[str] = []
+    caller = -1
+    for index, message in enumerate(messages):
+        if message.get("role") == "tool":
+            if message.get("tool_call_id") not in open_ids:
+                return (
+                    f"Invalid parameter: messages[{index}] with role 'tool' must be a response to a "
+                    f"preceding message with 'tool_calls' (tool_call_id {message.get('tool_call_id')!r})."
+                )
+            open_ids.remove(message["tool_call_id"])
+            continue
+        if open_ids:
+            break
+        open_ids = [call["id"] for call in calls_of(message)]
+        caller = index
+    if not open_ids:
+        return None
+    return (
+        f"An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+        f"'tool_call_id': messages[{caller}] has no response for {', '.join(open_ids)}."
+    )
+
+
+def _alternation(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Checks the rule of Gemma and Mistral: a system message first, then user and assistant in turns, without calls and results."""
+    awaited = "user"
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role == "tool" or (role == "system" and index == 0):
+            continue
+        if role == "assistant" and calls_of(message) and awaited == "assistant":
+            continue
+        if role != awaited:
+            return (
+                "After the optional system message, conversation roles must alternate user and assistant roles except for "
+                f"tool calls and results: messages[{index}] has role {role!r}, expected {awaited!r}."
+            )
+        awaited = "assistant" if role == "user" else "user"
+    return None
+
+
+def _deepseek(body: Body, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    choice = body.get("tool_choice")
+    if choice == "required" or isinstance(choice, dict):
+        return "Thinking mode does not support this tool_choice."
+    for message in messages:
+        if message["role"] == "assistant" and not isinstance(message.get("reasoning_content"), str):
+            return "The `reasoning_content` in the thinking mode must be passed back to the API."
+    return None
+
+
+def _moonshot(messages: Sequence[Mapping[str, Any]], produced: LruCache[str, str]) -> str | None:
+    for index, message in enumerate(messages):
+        calls = calls_of(message) if message["role"] == "assistant" else []
+        if not calls:
+            continue
+        sent = message.get("reasoning_content")
+        if not isinstance(sent, str) or not sent:
+            return (
+                f"thinking is enabled but reasoning_content is missing in assistant tool call message at index {index}"
+            )
+        if any((produced.get(call["id"]) or sent) != sent for call in calls):
+            return f"reasoning_content was modified in assistant tool call message at index {index}"
+    return None
+
+
+_WORDS_PER_DELTA = 4
+_DONE = b"data: [DONE]\n\n"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A reply with what the server adds to it.
+
+    `summary` is the text of the server's own compaction, "" without one; with `alone` it is the whole reply.
+    """
+
+    reply: Scripted
+    id: str
+    created: int
+    model: str
+    usage: Mapping[str, Any]
+    summary: str = ""
+    alone: bool = False
+    summary_tokens: tuple[int, int] = (0, 0)  # read and written for it
+    user_texts: tuple[str, ...] = ()  # the user's own messages before it
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Returns the tool calls, each with an id."""
+        return [
+            {
+                "id": call.id or f"call_{self.id[-20:]}_{index}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for index, call in enumerate(self.reply.tool_calls)
+        ]
+
+
+def parsed_arguments(call: Mapping[str, Any]) -> Any:
+    """Returns the arguments of a call as the wires have them that send no text; an empty object for text that is no JSON."""
+    try:
+        return read_json(call["function"]["arguments"])
+    except (ValueError, RecursionError):
+        return {}
+
+
+def signature(wire: str, reasoning: str) -> str:
+    """Returns the signature of a reasoning text, so that the server can tell what comes back unchanged."""
+    return base64.b64encode(hashlib.sha256(f"{wire}:{reasoning}".encode("utf-8", "replace")).digest()).decode()
+
+
+def encode(value: Mapping[str, Any]) -> bytes:
+    """Returns compact JSON."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:  # a lone surrogate that the request brought along
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def as_json(completion: Completion) -> bytes:
+    """Returns the body of a plain response."""
+    reply, calls = completion.reply, completion.calls()
+    content = None if calls and not reply.content else reply.content
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if calls:
+        message["tool_calls"] = calls
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish}
+    return encode(
+        {
+            "id": completion.id,
+            "object": "chat.completion",
+            "created": completion.created,
+            "model": completion.model,
+            "choices": [choice],
+            "usage": completion.usage,
+        }
+    )
+
+
+def as_events(completion: Completion, *, include_usage: bool) -> Iterator[bytes]:
+    """Returns the events of a stream, each whole; the finish, the usage if asked for, and [DONE] are the last three."""
+
+    def event(choices: list[dict[str, Any]], usage: Mapping[str, Any] | None = None) -> bytes:
+        chunk: dict[str, Any] = {
+            "id": completion.id,
+            "object": "chat.completion.chunk",
+            "created": completion.created,
+            "model": completion.model,
+            "choices": choices,
+        }
+        if include_usage:
+            chunk["usage"] = usage
+        return b"data: " + encode(chunk) + b"\n\n"
+
+    for delta in _deltas(completion):
+        yield event([{"index": 0, "delta": delta, "finish_reason": None}])
+    yield event([{"index": 0, "delta": {}, "finish_reason": completion.reply.finish}])
+    if include_usage:
+        yield event([], completion.usage)
+    yield _DONE
+
+
+def _deltas(completion: Completion) -> Iterator[dict[str, Any]]:
+    reply = completion.reply
+    yield {"role": "assistant", "content": ""}
+    for piece in pieces(reply.reasoning, None):
+        yield {"reasoning_content": piece}
+    for piece in pieces(reply.content, reply.chunks):
+        yield {"content": piece}
+    for index, call in enumerate(completion.calls()):
+        function = call["function"]
+        opened = {**call, "index": index, "function": {"name": function["name"], "arguments": ""}}
+        yield {"tool_calls": [opened]}
+        for piece in pieces(function["arguments"], 2):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+def pieces(text: str, number: int | None) -> list[str]:
+    """Returns the text in the given number of pieces, or a few words each; Chinese by eight characters."""
+    if number is not None:
+        size = max(1, -(-len(text) // max(1, number)))
+        return [text[start : start + size] for start in range(0, len(text), size)]
+    units = re.findall(r"\s*[^\s\u3040-\u9fff]+\s*|[\s\u3040-\u9fff]{1,2}", text)
+    return ["".join(units[at : at + _WORDS_PER_DELTA]) for at in range(0, len(units), _WORDS_PER_DELTA)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +276,7 @@ class ApiRequest:
 class ServedWire(ABC):
     """A wire format: which requests are its own, what they say as a chat completion, and how replies are written."""
 
-    stream_type = render.EVENT_STREAM
+    stream_type = EVENT_STREAM
 
     @abstractmethod
     def serves(self, path: str) -> bool:
@@ -62,11 +312,11 @@ class ServedWire(ABC):
         return None
 
     @abstractmethod
-    def whole(self, completion: render.Completion) -> bytes:
+    def whole(self, completion: Completion) -> bytes:
         """Returns the body of a reply that is not streamed."""
 
     @abstractmethod
-    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
+    def frames(self, completion: Completion, api_request: ApiRequest) -> Iterator[bytes]:
         """Yields the frames of a streamed reply; the last one goes out together with the end of the body."""
 
     def error(self, error: ErrorReply) -> ErrorReply:
@@ -88,9 +338,9 @@ class ChatCompletions(ServedWire):
     ) -> ErrorReply | None:
         return refusal(api_request.body, strict, produced)
 
-    def whole(self, completion: render.Completion) -> bytes:
-        return render.as_json(completion)
+    def whole(self, completion: Completion) -> bytes:
+        return as_json(completion)
 
-    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
+    def frames(self, completion: Completion, api_request: ApiRequest) -> Iterator[bytes]:
         usage = bool(as_mapping(api_request.body.get("stream_options")).get("include_usage"))
-        return render.as_events(completion, include_usage=usage)
+        return as_events(completion, include_usage=usage)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Any, Literal
 
-import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import (
     Body,
@@ -20,8 +19,16 @@ from ctxfold.testing.script import (
     chat_choice,
     chat_tool,
 )
-from ctxfold.testing.served import ApiRequest, ServedWire
-from ctxfold.testing.strict import Strict
+from ctxfold.testing.served import (
+    ApiRequest,
+    Completion,
+    ServedWire,
+    Strict,
+    encode,
+    parsed_arguments,
+    pieces,
+    signature,
+)
 from ctxfold.testing.usage import MarkedBlocks
 
 Block = Mapping[str, Any]
@@ -122,24 +129,24 @@ class Messages(ServedWire):
             f"{known}",
         )
 
-    def whole(self, completion: render.Completion) -> bytes:
+    def whole(self, completion: Completion) -> bytes:
         content: list[dict[str, Any]] = []
         reply = completion.reply
         if completion.summary:
             content.append({"type": "compaction", "content": completion.summary})
         if completion.alone:
             message = _message(completion, _managed_usage(completion))
-            return render.encode({**message, "content": content, "stop_reason": "compaction"})
+            return encode({**message, "content": content, "stop_reason": "compaction"})
         if reply.reasoning:
-            thinking = {"thinking": reply.reasoning, "signature": render.signature("messages", reply.reasoning)}
+            thinking = {"thinking": reply.reasoning, "signature": signature("messages", reply.reasoning)}
             content.append({"type": "thinking", **thinking})
         if reply.content:
             content.append({"type": "text", "text": reply.content})
-        content += [{**_use(call), "input": render.parsed_arguments(call)} for call in completion.calls()]
+        content += [{**_use(call), "input": parsed_arguments(call)} for call in completion.calls()]
         message = _message(completion, _managed_usage(completion))
-        return render.encode({**message, "content": content, "stop_reason": _finish(completion)})
+        return encode({**message, "content": content, "stop_reason": _finish(completion)})
 
-    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
+    def frames(self, completion: Completion, api_request: ApiRequest) -> Iterator[bytes]:
         usage = _managed_usage(completion)
         late = ("output_tokens", "output_tokens_details", "iterations")
         counted = {name: usage.pop(name) for name in late if name in usage}
@@ -182,7 +189,7 @@ def _too_long(limit: int, prompt: int, reply: int) -> str:
 # replies
 
 
-def _message(completion: render.Completion, usage: Mapping[str, Any]) -> dict[str, Any]:
+def _message(completion: Completion, usage: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a message that has said nothing yet."""
     return {
         "id": f"msg_{completion.id[-24:]}",
@@ -196,7 +203,7 @@ def _message(completion: render.Completion, usage: Mapping[str, Any]) -> dict[st
     }
 
 
-def _streamed(completion: render.Completion) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+def _streamed(completion: Completion) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Yields the start of each block and its deltas."""
     reply = completion.reply
     if completion.summary:
@@ -205,15 +212,15 @@ def _streamed(completion: render.Completion) -> Iterator[tuple[dict[str, Any], l
     if completion.alone:
         return
     if reply.reasoning:
-        thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in render.pieces(reply.reasoning, None)]
-        signed = {"type": "signature_delta", "signature": render.signature("messages", reply.reasoning)}
+        thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(reply.reasoning, None)]
+        signed = {"type": "signature_delta", "signature": signature("messages", reply.reasoning)}
         yield {"type": "thinking", "thinking": "", "signature": ""}, [*thoughts, signed]
     if reply.content:
-        pieces = render.pieces(reply.content, reply.chunks)
-        yield {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces]
+        texts = pieces(reply.content, reply.chunks)
+        yield {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in texts]
     for call in completion.calls():
-        pieces = ["", *render.pieces(call["function"]["arguments"], 2)]
-        yield _use(call), [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+        texts = ["", *pieces(call["function"]["arguments"], 2)]
+        yield _use(call), [{"type": "input_json_delta", "partial_json": piece} for piece in texts]
 
 
 def _use(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,15 +228,15 @@ def _use(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return f"event: {kind}\ndata: ".encode() + render.encode({"type": kind, **fields}) + b"\n\n"
+    return f"event: {kind}\ndata: ".encode() + encode({"type": kind, **fields}) + b"\n\n"
 
 
-def _finish(completion: render.Completion) -> str:
+def _finish(completion: Completion) -> str:
     finish = "compaction" if completion.alone else completion.reply.finish
     return _FINISH.get(finish, finish)
 
 
-def _managed_usage(completion: render.Completion) -> dict[str, Any]:
+def _managed_usage(completion: Completion) -> dict[str, Any]:
     """Returns the usage of a reply; with a summary, that of its last iteration, and all iterations beside it."""
     usage = _usage(completion.usage)
     if not completion.summary:
@@ -490,7 +497,7 @@ def _thinking(body: Body, rows: Rows, produced: LruCache[str, str]) -> str | Non
         for place, block in enumerate(blocks):
             if block.get("type") != "thinking":
                 continue
-            if block.get("signature") != render.signature("messages", str(block.get("thinking"))):
+            if block.get("signature") != signature("messages", str(block.get("thinking"))):
                 return f"messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
         calls = _of(row, "tool_use")
         if index <= question_index or not calls or mode in ("adaptive", "disabled"):

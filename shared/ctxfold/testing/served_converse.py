@@ -11,11 +11,18 @@ from typing import Any
 from urllib.parse import unquote
 from zlib import crc32
 
-import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import ErrorReply, as_list, as_mapping, as_mappings, chat_call, chat_choice, chat_tool
-from ctxfold.testing.served import ApiRequest, ServedWire
-from ctxfold.testing.strict import Strict
+from ctxfold.testing.served import (
+    ApiRequest,
+    Completion,
+    ServedWire,
+    Strict,
+    encode,
+    parsed_arguments,
+    pieces,
+    signature,
+)
 from ctxfold.testing.usage import MarkedBlock, MarkedBlocks
 
 _PATH = re.compile(r"/model/(?P<model>[^/]+)/converse(?P<stream>-stream)?$")
@@ -106,19 +113,19 @@ class Converse(ServedWire):
         message = message or _cache_points(api_request.body) or _reasoning(rows, produced, str(thinking.get("type")))
         return None if message is None else ErrorReply(400, {"message": message})
 
-    def whole(self, completion: render.Completion) -> bytes:
+    def whole(self, completion: Completion) -> bytes:
         reply = completion.reply
         content: list[dict[str, Any]] = []
         if reply.reasoning:
-            reasoning = {"text": reply.reasoning, "signature": render.signature("converse", reply.reasoning)}
+            reasoning = {"text": reply.reasoning, "signature": signature("converse", reply.reasoning)}
             content.append({"reasoningContent": {"reasoningText": reasoning}})
         if reply.content or not (reply.tool_calls or reply.reasoning):
             content.append({"text": reply.content})
         for call in completion.calls():
             function = call["function"]
-            use = {"toolUseId": call["id"], "name": function["name"], "input": render.parsed_arguments(call)}
+            use = {"toolUseId": call["id"], "name": function["name"], "input": parsed_arguments(call)}
             content.append({"toolUse": use})
-        return render.encode(
+        return encode(
             {
                 "output": {"message": {"role": "assistant", "content": content}},
                 "stopReason": _FINISH.get(reply.finish, reply.finish),
@@ -127,24 +134,24 @@ class Converse(ServedWire):
             }
         )
 
-    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
+    def frames(self, completion: Completion, api_request: ApiRequest) -> Iterator[bytes]:
         reply, number = completion.reply, 0
         yield _event("messageStart", {"role": "assistant"})
         if reply.reasoning:
-            for piece in render.pieces(reply.reasoning, None):
+            for piece in pieces(reply.reasoning, None):
                 yield _delta(number, {"reasoningContent": {"text": piece}})
-            yield _delta(number, {"reasoningContent": {"signature": render.signature("converse", reply.reasoning)}})
+            yield _delta(number, {"reasoningContent": {"signature": signature("converse", reply.reasoning)}})
             yield _event("contentBlockStop", {"contentBlockIndex": number})
             number += 1
         if reply.content:
-            for piece in render.pieces(reply.content, reply.chunks):
+            for piece in pieces(reply.content, reply.chunks):
                 yield _delta(number, {"text": piece})
             yield _event("contentBlockStop", {"contentBlockIndex": number})
             number += 1
         for number, call in enumerate(completion.calls(), number):  # noqa: B020  # goes on from the blocks before
             start = {"toolUse": {"toolUseId": call["id"], "name": call["function"]["name"]}}
             yield _event("contentBlockStart", {"contentBlockIndex": number, "start": start})
-            for piece in render.pieces(call["function"]["arguments"], 2):
+            for piece in pieces(call["function"]["arguments"], 2):
                 yield _delta(number, {"toolUse": {"input": piece}})
             yield _event("contentBlockStop", {"contentBlockIndex": number})
         yield _event("messageStop", {"stopReason": _FINISH.get(reply.finish, reply.finish)})
@@ -161,7 +168,7 @@ class Converse(ServedWire):
 
 def _event(kind: str, payload: dict[str, Any]) -> bytes:
     headers = {":event-type": kind, ":content-type": "application/json", ":message-type": "event"}
-    return event_frame(headers, render.encode({**payload, "p": "abcdefgh"[: 1 + len(payload) % 8]}))
+    return event_frame(headers, encode({**payload, "p": "abcdefgh"[: 1 + len(payload) % 8]}))
 
 
 def _delta(number: int, delta: Mapping[str, Any]) -> bytes:
@@ -325,7 +332,7 @@ def _reasoning(rows: Rows, produced: LruCache[str, str], mode: str) -> str | Non
             as_mapping(b["reasoningContent"]).get("reasoningText") for b in _content(row) if "reasoningContent" in b
         ]
         for place, text in enumerate(as_mapping(one) for one in sent if one is not None):
-            if text.get("signature") != render.signature("converse", str(text.get("text"))):
+            if text.get("signature") != signature("converse", str(text.get("text"))):
                 return f"{_MODEL_SAID}messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
         calls = _of(row, "toolUse")
         is_required = mode == "enabled" and calls and index == question_index + 1

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import (
     Body,
@@ -22,8 +21,7 @@ from ctxfold.testing.script import (
     chat_choice,
     chat_tool,
 )
-from ctxfold.testing.served import ApiRequest, ServedWire
-from ctxfold.testing.strict import Strict
+from ctxfold.testing.served import ApiRequest, Completion, ServedWire, Strict, encode, pieces, signature
 from ctxfold.validation import read_json
 
 _PATH = re.compile(r"/models/([^/]+):(generateContent|streamGenerateContent)$")
@@ -96,23 +94,21 @@ class GenerateContent(ServedWire):
         message = next((problem for problem in checks if problem), None)
         return api_error(400, message) if message else None
 
-    def whole(self, completion: render.Completion) -> bytes:
+    def whole(self, completion: Completion) -> bytes:
         parts, finish = _parts(completion)
-        return render.encode(_reply(completion, parts, finish))
+        return encode(_reply(completion, parts, finish))
 
-    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
+    def frames(self, completion: Completion, api_request: ApiRequest) -> Iterator[bytes]:
         parts, finish = _parts(completion)
-        for piece in render.pieces(completion.reply.reasoning, None):
+        for piece in pieces(completion.reply.reasoning, None):
             yield _event(_reply(completion, [{"text": piece, "thought": True}]))
-        for piece in render.pieces(completion.reply.content, completion.reply.chunks):
+        for piece in pieces(completion.reply.content, completion.reply.chunks):
             yield _event(_reply(completion, [{"text": piece}]))
         calls = [part for part in parts if "functionCall" in part]
         if calls:
             yield _event(_reply(completion, calls))
         signed = (
-            {"thoughtSignature": render.signature("gemini", completion.reply.reasoning)}
-            if completion.reply.reasoning
-            else {}
+            {"thoughtSignature": signature("gemini", completion.reply.reasoning)} if completion.reply.reasoning else {}
         )
         # the signature of an answer without calls comes last, on an empty text
         yield _event(_reply(completion, [{"text": "", **({} if calls else signed)}], finish))
@@ -183,10 +179,10 @@ def _text(parts: Any) -> str:
     return "".join(str(part.get("text") or "") for part in as_mappings(parts) if not part.get("thought"))
 
 
-def _parts(completion: render.Completion) -> tuple[list[dict[str, Any]], str]:
+def _parts(completion: Completion) -> tuple[list[dict[str, Any]], str]:
     """Returns the parts of a whole reply and its finish reason: the first call is signed, or else the text."""
     reply = completion.reply
-    signed = {"thoughtSignature": render.signature("gemini", reply.reasoning)}
+    signed = {"thoughtSignature": signature("gemini", reply.reasoning)}
     parts: list[dict[str, Any]] = [{"text": reply.reasoning, "thought": True}] if reply.reasoning else []
     if reply.content:
         parts.append({"text": reply.content, **(signed if reply.reasoning and not reply.tool_calls else {})})
@@ -203,7 +199,7 @@ def _parts(completion: render.Completion) -> tuple[list[dict[str, Any]], str]:
     return parts, _FINISH.get(reply.finish, reply.finish.upper())
 
 
-def _reply(completion: render.Completion, parts: list[dict[str, Any]], finish: str | None = None) -> dict[str, Any]:
+def _reply(completion: Completion, parts: list[dict[str, Any]], finish: str | None = None) -> dict[str, Any]:
     candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
     usage = completion.usage
     counts = {"promptTokenCount": int(usage.get("prompt_tokens") or 0)}
@@ -225,7 +221,7 @@ def _reply(completion: render.Completion, parts: list[dict[str, Any]], finish: s
 
 
 def _event(reply: Mapping[str, Any]) -> bytes:
-    return b"data: " + render.encode(reply) + b"\r\n\r\n"
+    return b"data: " + encode(reply) + b"\r\n\r\n"
 
 
 def _calls(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -273,16 +269,16 @@ def _signatures(contents: Sequence[Mapping[str, Any]], produced: LruCache[str, s
     question_indexes = [i for i, one in enumerate(contents) if one.get("role") == "user" and _text(one.get("parts"))]
     for index, content in enumerate(contents):
         for number, part in enumerate(_calls(content)):
-            call, signature = as_mapping(part["functionCall"]), part.get("thoughtSignature")
-            if signature is None and number == 0 and index > max(question_indexes, default=-1):
+            call, sent = as_mapping(part["functionCall"]), part.get("thoughtSignature")
+            if sent is None and number == 0 and index > max(question_indexes, default=-1):
                 return (
                     "Function call is missing a thought_signature in functionCall parts. This is required for tools to work "
                     "correctly, and missing thought_signature may lead to degraded model performance. Additional data, "
                     f"function call `default_api:{call.get('name')}` , position {index + 1}."
                 )
             reasoning = produced.get(str(call.get("id")))
-            if signature in (None, _PLACEHOLDER) or reasoning is None:
+            if sent in (None, _PLACEHOLDER) or reasoning is None:
                 continue
-            if signature != render.signature("gemini", reasoning):
+            if sent != signature("gemini", reasoning):
                 return "Corrupted thought signature."
     return None

@@ -9,11 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import ctxfold.testing.render as render
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import ErrorReply, api_error, as_list, as_mapping, as_mappings, chat_choice
-from ctxfold.testing.served import ApiRequest, ServedWire
-from ctxfold.testing.strict import Strict
+from ctxfold.testing.served import ApiRequest, Completion, ServedWire, Strict, encode, pieces
 
 Item = Mapping[str, Any]
 _DIGEST_CHARS = 24
@@ -155,9 +153,9 @@ class Responses(ServedWire):
             else None
         )
 
-    def whole(self, completion: render.Completion) -> bytes:
+    def whole(self, completion: Completion) -> bytes:
         if not completion.alone:
-            return render.encode(_response(completion, _output(completion)))
+            return encode(_response(completion, _output(completion)))
         read, written = completion.summary_tokens
         usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
         user_items = [
@@ -166,23 +164,23 @@ class Responses(ServedWire):
         ]
         identity, output = _reply_id(completion), [*user_items, _compaction(completion)]
         body = {"id": f"resp_{identity}", "object": "response.compaction", "created_at": completion.created}
-        return render.encode({**body, "output": output, "usage": _usage(usage)})
+        return encode({**body, "output": output, "usage": _usage(usage)})
 
-    def frames(self, completion: render.Completion, api_request: ApiRequest) -> Iterator[bytes]:
+    def frames(self, completion: Completion, api_request: ApiRequest) -> Iterator[bytes]:
         events = list(_events(completion))
         for number, event in enumerate(events):
-            payload = render.encode({**event, "sequence_number": number})
+            payload = encode({**event, "sequence_number": number})
             yield f"event: {event['type']}\n".encode() + b"data: " + payload + b"\n\n"
 
 
 # replies
 
 
-def _reply_id(completion: render.Completion) -> str:
+def _reply_id(completion: Completion) -> str:
     return hashlib.sha256(completion.id.encode()).hexdigest()[:_DIGEST_CHARS]
 
 
-def _output(completion: render.Completion) -> list[dict[str, Any]]:
+def _output(completion: Completion) -> list[dict[str, Any]]:
     """Returns the items of a reply; their ids tell which of them came with reasoning."""
     reply, identity = completion.reply, _reply_id(completion)
     calls = completion.calls()
@@ -224,12 +222,12 @@ def _output(completion: render.Completion) -> list[dict[str, Any]]:
     return [*items, _compaction(completion)] if completion.summary else items
 
 
-def _compaction(completion: render.Completion) -> dict[str, Any]:
+def _compaction(completion: Completion) -> dict[str, Any]:
     sealed = sealed_reasoning(f"{_SUMMARY}{completion.summary}")
     return {"id": f"cmp_{_reply_id(completion)}", "type": "compaction", "encrypted_content": sealed}
 
 
-def _response(completion: render.Completion, output: Sequence[Item] | None) -> dict[str, Any]:
+def _response(completion: Completion, output: Sequence[Item] | None) -> dict[str, Any]:
     """Returns the object of a reply; without `output`, as it is when the reply begins."""
     status, reason = (
         _STATUS.get(completion.reply.finish, ("completed", None)) if output is not None else ("in_progress", None)
@@ -258,7 +256,7 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _events(completion: render.Completion) -> Iterator[dict[str, Any]]:
+def _events(completion: Completion) -> Iterator[dict[str, Any]]:
     output = _output(completion)
     for kind in ("response.created", "response.in_progress"):
         yield {"type": kind, "response": _response(completion, None)}
@@ -271,7 +269,7 @@ def _events(completion: render.Completion) -> Iterator[dict[str, Any]]:
             case "message":
                 yield from _text_events(item, place, completion.reply.chunks)
             case _:
-                for piece in render.pieces(item["arguments"], 2):
+                for piece in pieces(item["arguments"], 2):
                     yield {"type": "response.function_call_arguments.delta", **place, "delta": piece}
                 done = {"arguments": item["arguments"]}
                 yield {"type": "response.function_call_arguments.done", **place, **done}
@@ -296,7 +294,7 @@ def _summary_events(item: Item, place: Mapping[str, Any]) -> Iterator[dict[str, 
     for index, part in enumerate(item["summary"]):
         at = {**place, "summary_index": index}
         yield {"type": "response.reasoning_summary_part.added", **at, "part": {**part, "text": ""}}
-        for piece in render.pieces(part["text"], None):
+        for piece in pieces(part["text"], None):
             yield {"type": "response.reasoning_summary_text.delta", **at, "delta": piece}
         yield {"type": "response.reasoning_summary_text.done", **at, "text": part["text"]}
         yield {"type": "response.reasoning_summary_part.done", **at, "part": part}
@@ -306,7 +304,7 @@ def _text_events(item: Item, place: Mapping[str, Any], chunks: int | None) -> It
     for index, part in enumerate(item["content"]):
         at = {**place, "content_index": index}
         yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
-        for piece in render.pieces(part["text"], chunks):
+        for piece in pieces(part["text"], chunks):
             yield {"type": "response.output_text.delta", **at, "delta": piece, "logprobs": [], "obfuscation": "x7"}
         yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
         yield {"type": "response.content_part.done", **at, "part": part}

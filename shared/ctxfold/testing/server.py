@@ -15,17 +15,15 @@ from typing import Any, Self, get_args
 
 import ctxfold.testing.http as http
 import ctxfold.testing.model as model
-import ctxfold.testing.render as render
 from ctxfold._lifecycle import Closing
 from ctxfold.errors import ConfigError
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import Body, ErrorReply, RawReply, Reply, Script, Scripted, ScriptPlayer, api_error
-from ctxfold.testing.served import ApiRequest, ChatCompletions, ServedWire
+from ctxfold.testing.served import ApiRequest, ChatCompletions, Completion, ServedWire, Strict, thinks
 from ctxfold.testing.served_anthropic import COUNT_PATH, Messages
 from ctxfold.testing.served_converse import Converse
 from ctxfold.testing.served_gemini import GenerateContent
 from ctxfold.testing.served_responses import Responses
-from ctxfold.testing.strict import Strict, thinks
 from ctxfold.testing.usage import Meter, PrefixCache, PrefixStats, Prompt, TextCounter, overflow_message
 from ctxfold.validation import MAX_JSON_DEPTH, json_object, strict_json
 
@@ -303,8 +301,8 @@ class ModelServer(Closing):
                 return True
 
     def _compacted(
-        self, wire: ServedWire, api_request: ApiRequest, completion: render.Completion, prompt: Prompt, chat: Body
-    ) -> render.Completion:
+        self, wire: ServedWire, api_request: ApiRequest, completion: Completion, prompt: Prompt, chat: Body
+    ) -> Completion:
         """Returns the reply with the server's own summary, where the request asks for one."""
         mode = wire.compaction(api_request, prompt.total)
         if mode is None:
@@ -334,12 +332,12 @@ class ModelServer(Closing):
         thinking = thinks(body, self.strict, reasoning=self._reasoning)
         return model.reply(body, count=self._meter.text, room=room, thinking=thinking), prompt
 
-    async def _completion(self, reply: Scripted, prompt: Prompt, body: Body) -> render.Completion:
+    async def _completion(self, reply: Scripted, prompt: Prompt, body: Body) -> Completion:
         """Returns the reply with its ids and usage, once its delay is over."""
         cached, written = self._cache.add(prompt)
         # the same request at the same place gets the same id, and no two requests share one
         seed = f"{self._asked}:".encode() + (prompt.prefixes[-1] if prompt.prefixes else b"")
-        completion = render.Completion(
+        completion = Completion(
             reply,
             id=f"chatcmpl-{hashlib.sha256(seed).hexdigest()[:24]}",
             created=int(time.time()),
@@ -355,7 +353,7 @@ class ModelServer(Closing):
         return completion
 
     async def _stream(
-        self, wire: ServedWire, completion: render.Completion, api_request: ApiRequest, writer: asyncio.StreamWriter
+        self, wire: ServedWire, completion: Completion, api_request: ApiRequest, writer: asyncio.StreamWriter
     ) -> bool:
         headers = {"content-type": wire.stream_type, "cache-control": "no-cache"}
         writer.write(http.head(200, {**headers, "transfer-encoding": "chunked"}))

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxfold.backends.errors import error_body
-from ctxfold.backends.openai_responses.client_tools import client_call
-from ctxfold.backends.openai_responses.items import Item, call_extra, text_extra
+from ctxfold.backends.openai_responses_items import Item, call_extra, client_call, text_extra
 from ctxfold.backends.profile import Profile
 from ctxfold.backends.response_parser import AnswerParser
 from ctxfold.protocols import Chunk, ToolCallDelta

@@ -8,13 +8,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never, cast
 
-from ctxfold.backends.openai_responses.client_tools import client_call, client_output
-from ctxfold.backends.openai_responses.items import KEY, Item, media_part, own_fields, own_item, sealed_items
+from ctxfold.backends.openai_responses_items import (
+    KEY,
+    Item,
+    client_call,
+    client_output,
+    media_part,
+    own_fields,
+    own_item,
+    sealed_items,
+)
 from ctxfold.backends.profile import (
     Profile,
     arguments_text,
     check_extra,
     function_fields,
+    json_lines,
     kept_reasoning,
     provider_summary,
     thinking_fields,
@@ -79,6 +88,14 @@ def _since_last_reply(messages: Sequence[Message]) -> list[Message]:
 
 def _listed(value: object) -> list[Any]:
     return list(cast("list[Any]", value)) if isinstance(value, list | tuple) else []
+
+
+def canonical_bytes(profile: Profile, request: Request, *, model: str) -> bytes:
+    """Returns tools, instructions and items as lines, to compare requests."""
+    projected = project(profile, request.messages, model=model, refused_before=request.refused_before, joined=False)
+    lines: list[Any] = [tool_body(tool) for tool in request.tools]
+    lines += [{"role": "system", "content": projected.instructions}] if projected.instructions else []
+    return json_lines([*lines, *projected.items])
 
 
 def tool_body(tool: ToolSpec) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, cast
 
-from ctxfold.backends.anthropic.request import (
+from ctxfold.backends.anthropic import (
     Projected,
     call_id,
     data_url,
@@ -17,12 +17,13 @@ from ctxfold.backends.anthropic.request import (
     mark_stable,
     may_not_think,
 )
-from ctxfold.backends.anthropic.request import project as project_rows
-from ctxfold.backends.converse.parse import WIRE
+from ctxfold.backends.anthropic import project as project_rows
+from ctxfold.backends.converse_parse import WIRE
 from ctxfold.backends.media import DOCUMENT_FORMATS, Block, chat_form, media_block
 from ctxfold.backends.profile import (
     Profile,
     arguments_object,
+    block_lines,
     check_extra,
     thinking_fields,
     tool_choice,
@@ -182,7 +183,7 @@ def _name_documents(content: list[Block]) -> None:
         content.append({"text": ", ".join(document["name"] for document in named)})
 
 
-def request_body(profile: Profile, request: Request, *, model: str) -> dict[str, Any]:
+def request_body(profile: Profile, request: Request, *, model: str, stream: bool = False) -> dict[str, Any]:
     """Returns the JSON body of a request; raises ConfigError when the profile does not support it.
 
     The model and whether to stream are in the address. Without tools, or when none may be called, earlier calls become text,
@@ -262,6 +263,13 @@ def _ran_tool(part: Part) -> bool:
     if not isinstance(part, ReasoningPart) or part.details is None:
         return False
     return any("toolUse" in block or "toolResult" in block for block in as_dicts(json.loads(part.details)))
+
+
+def canonical_bytes(profile: Profile, request: Request, *, model: str) -> bytes:
+    """Returns tools, system prompts and blocks as lines, to compare requests."""
+    projected = project(profile, request.messages, model=model, unbound_before=request.unbound_before)
+    rows = ((row["role"], row["content"]) for row in projected.rows)
+    return block_lines(map(tool_body, request.tools), projected.system, rows)
 
 
 def tool_body(tool: ToolSpec) -> Block:

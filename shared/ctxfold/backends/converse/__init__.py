@@ -1,1 +1,0 @@
-"""The Converse wire of Amazon Bedrock."""
