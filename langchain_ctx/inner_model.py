@@ -19,7 +19,7 @@ from langchain_core.runnables import Runnable
 from ctxfold.adapters.model_calls import ModelStream
 from ctxfold.adapters.part_order import Place
 from ctxfold.errors import ConfigError, MessageError
-from ctxfold.history.alternation import later_system_as_users
+from ctxfold.history.cuts import later_system_as_users
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, Part, ReasoningPart, TextPart, Usage, with_unique_calls

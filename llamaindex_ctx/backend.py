@@ -16,8 +16,7 @@ from llama_index.core.tools.types import BaseTool, ToolMetadata, ToolOutput
 from ctxfold.adapters.model_calls import BorrowedModel, ModelStream
 from ctxfold.connect import reasoning_rules
 from ctxfold.errors import BackendError, ConfigError
-from ctxfold.history.alternation import later_system_as_users
-from ctxfold.history.cuts import results_in_order
+from ctxfold.history.cuts import later_system_as_users, results_in_order
 from ctxfold.messages import Message, Opaque, ReasoningPart, ToolSpec, Usage
 from ctxfold.protocols import (
     AsyncChunkStream,

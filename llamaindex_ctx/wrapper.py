@@ -44,7 +44,7 @@ from ctxfold.effects import Flow
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
-from ctxfold.history.edits import PROMPT_ID
+from ctxfold.history.diff import PROMPT_ID
 from ctxfold.history.records import Calibrated, SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, assistant, content_key

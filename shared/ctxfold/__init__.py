@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ctxfold.events import CompactionHeld as CompactionHeld
     from ctxfold.events import Event as Event
     from ctxfold.events import HistoryCompacted as HistoryCompacted
-    from ctxfold.memory.section import memory_section as memory_section
+    from ctxfold.memory.store import memory_section as memory_section
     from ctxfold.messages import MediaPart as MediaPart
     from ctxfold.messages import Message as Message
     from ctxfold.messages import ReasoningPart as ReasoningPart
@@ -94,7 +94,7 @@ _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
         "StoreError",
     ),
     "events": ("CompactionHeld", "Event", "HistoryCompacted"),
-    "memory.section": ("memory_section",),
+    "memory.store": ("memory_section",),
     "messages": (
         "MediaPart",
         "Message",

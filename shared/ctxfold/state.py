@@ -25,7 +25,6 @@ from ctxfold.events import OutputsPrepared, Subscribers
 from ctxfold.history.calibration import calibrated, with_known_limit
 from ctxfold.history.cuts import waiting_calls
 from ctxfold.history.log import SessionState
-from ctxfold.history.passage_cache import PassageCache, Vectors
 from ctxfold.history.prefix import PrefixTracker
 from ctxfold.history.records import (
     Body,
@@ -39,8 +38,9 @@ from ctxfold.history.records import (
     TurnStatus,
 )
 from ctxfold.history.snapshot import dump_state, load_state, message_in, parse_snapshot
-from ctxfold.history.terms import term_counts, terms
 from ctxfold.history.view import Entry, Prefix, View, WindowTokens
+from ctxfold.index.cache import PassageCache, Vectors
+from ctxfold.index.terms import term_counts, terms
 from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message, ToolCallPart, Usage
 from ctxfold.policy.settings import Policy, resized

@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ctxfold import AgentContext, ContextService, MemoryStore, Store, user
-from ctxfold.compaction.plan import Decision, Skip
-from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.compaction.strategy import CompactionInput, Decision, Skip
 from ctxfold.effects import Flow
 from ctxfold.effects import run as driven
 from ctxfold.history.records import Draft, MessageAdded, SessionKey

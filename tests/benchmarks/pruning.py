@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from ctxfold import Message
-from ctxfold.compaction.scoring import pruning_order
+from ctxfold.compaction.goal import pruning_order
 from ctxfold.compaction.tool_outputs import EXCERPT_CHARS, excerpt
 from ctxfold.history.records import Subgoal
 from ctxfold.history.view import Entry

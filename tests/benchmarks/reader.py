@@ -22,7 +22,7 @@ from statistics import mean
 from typing import Any
 
 from ctxfold import AgentContext, Message, ToolCallPart, assistant, tool_result, user
-from ctxfold.history.terms import terms
+from ctxfold.index.terms import terms
 from tests.benchmarks import coding_logs
 from tests.benchmarks.data import folder, tau
 from tests.benchmarks.replay import COUNTER

@@ -25,7 +25,7 @@ import psycopg
 from ctxfold import AgentContext, SqlStore, assistant, user
 from ctxfold.effects import run as run_flow
 from ctxfold.history.records import Draft, MessageAdded, PolicyChanged, SessionKey
-from ctxfold.history.terms import term_counts
+from ctxfold.index.terms import term_counts
 from ctxfold.protocols import Document, Ports
 from ctxfold.retrieval.bm25 import ranked
 from ctxfold.tokens.counter import MessageCounter

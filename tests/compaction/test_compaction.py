@@ -23,9 +23,8 @@ from ctxfold import (
     tool_result,
     user,
 )
-from ctxfold.compaction.plan import Plan
-from ctxfold.compaction.selection import choose_cut
-from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.compaction.steps import choose_cut
+from ctxfold.compaction.strategy import CompactionInput, Plan
 from ctxfold.compaction.tool_outputs import excerpt, sized
 from ctxfold.errors import NotEnoughHistoryError, StoreUnavailableError, StrategyError
 from ctxfold.history.cuts import complete_prefix, kept, legal_cuts, round_of

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ctxfold import AgentContext, CompactionHeld, ConfigError, Message, assistant, user
-from ctxfold.compaction.plan import Plan, Skip
-from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.compaction.strategy import CompactionInput, Plan, Skip
 from ctxfold.errors import StrategyError
 from ctxfold.events import RewriteRefused
 from tests.properties.machine import assert_legal

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ctxfold import BackendError, Request, assistant, user
-from ctxfold.compaction.probe import judged
+from ctxfold.compaction.goal import judged
 from ctxfold.errors import NotEnoughHistoryError
 from tests.support.driven import Driven, scripted, text_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ctxfold import Message, ToolCallPart, assistant, tool_result, user
-from ctxfold.compaction.scoring import MIG_LIMIT, pruning_order
+from ctxfold.compaction.goal import MIG_LIMIT, pruning_order
 from ctxfold.history.records import Subgoal
 from ctxfold.history.view import Entry
 from tests.timing import cpu_s

@@ -26,8 +26,7 @@ from ctxfold import (
     tool_result,
     user,
 )
-from ctxfold.compaction.plan import Plan, Skip
-from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.compaction.strategy import CompactionInput, Plan, Skip
 from ctxfold.errors import CtxWarning, NotEnoughHistoryError, StrategyError
 from ctxfold.history.records import PolicyChanged, SessionKey
 from ctxfold.policy.triggers import AllOf, AnyOf, ColdCacheTrigger, EconomicTrigger

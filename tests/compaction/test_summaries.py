@@ -12,7 +12,9 @@ import pytest
 
 from ctxfold import BackendError, ConfigError, Message, Request, ScriptedBackend, Usage, assistant, system, user
 from ctxfold.adapters.summaries import SummaryWriter, acompact_messages, compact_messages
-from ctxfold.compaction.transcript import DEFAULT_SUMMARY_PROMPT
+from ctxfold.compaction.transcript import (
+    DEFAULT_SUMMARY_PROMPT,
+)
 from ctxfold.errors import EmptyMessagesError, MessageNotFoundError, NotEnoughHistoryError, SummarizationFailedError
 from ctxfold.history.cuts import check_sequence
 from ctxfold.tokens.text import RatioCounter

@@ -23,8 +23,14 @@ from ctxfold import (
     tool_result,
     user,
 )
-from ctxfold.compaction.summarize import DATA_HEADING, HEADING
-from ctxfold.compaction.transcript import pieces, transcript
+from ctxfold.compaction.summarize import (
+    DATA_HEADING,
+    HEADING,
+)
+from ctxfold.compaction.transcript import (
+    pieces,
+    transcript,
+)
 from ctxfold.compaction.verify import check
 from ctxfold.tokens.counter import MessageCounter
 from tests.support.driven import COUNTER, Driven, call, scripted, text_of, tool_round, turns

@@ -10,8 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from ctxfold import CompactionHeld, ConfigError, MessagesTrigger, Prices, RatioTrigger, TokensTrigger, TurnsTrigger
-from ctxfold.compaction.plan import Plan, Skip
-from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.compaction.strategy import CompactionInput, Plan, Skip
 from ctxfold.policy.triggers import (
     AllOf,
     AnyOf,

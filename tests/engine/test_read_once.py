@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from ctxfold import AgentContext, MemoryStore, ScriptedBackend, SqlStore, ToolCallPart, assistant, tool_result, user
 from ctxfold.effects import run
 from ctxfold.errors import MessageConflictError
-from ctxfold.history.passage_cache import PassageCache
-from ctxfold.history.posting_cache import SINGLE, TERMS, Hits
 from ctxfold.history.records import Draft, MessageAdded, Record, SessionKey
+from ctxfold.index.cache import SINGLE, TERMS, Hits, PassageCache
 from ctxfold.protocols import Document, Ports
 from ctxfold.retrieval.bm25 import ranked
 from ctxfold.tokens.counter import MessageCounter

@@ -19,7 +19,7 @@ from ctxfold.history.records import (
     Subgoal,
     TurnClosed,
 )
-from ctxfold.history.sections import Placed, SectionNote, section
+from ctxfold.history.view import Placed, SectionNote, section
 from ctxfold.policy.settings import policy_for
 from ctxfold.tokens.text import RatioCounter
 from tests.erasure.scan import places_of

@@ -52,7 +52,7 @@ from ctxfold.history.records import (
     Undone,
     Unpinned,
 )
-from ctxfold.history.sections import Placed, SectionNote, section
+from ctxfold.history.view import Placed, SectionNote, section
 from ctxfold.messages import Opaque
 from ctxfold.protocols import Document
 from ctxfold.stores.sql_schema import create_tables

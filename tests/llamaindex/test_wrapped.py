@@ -24,8 +24,7 @@ from openai import BadRequestError, UnprocessableEntityError
 from pydantic import BaseModel
 
 from ctxfold import ConfigError, HistoryCompacted, Prices
-from ctxfold.compaction.plan import Plan, Skip
-from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.compaction.strategy import CompactionInput, Plan, Skip
 from ctxfold.errors import EmptyMessagesError, MessageTooLargeError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from llamaindex_ctx import CtxMemory, with_context

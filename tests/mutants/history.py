@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant, of
 
 MUTANTS: tuple[Mutant, ...] = (
     *of(
-        "history/passage_cache.py",
+        "index/cache.py",
         (
             "calls_are_no_part_of_what_recall_reads",
             "calls = tuple(without_private_keys(_call_text(call)) for call in message.tool_calls)",
@@ -27,7 +27,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "history/terms.py",
+        "index/terms.py",
         (
             "the_end_of_a_window_hides_what_follows_a_sentence",
             "sure = limit - ENDING_CHARS if limit < len(text) else limit",
@@ -126,7 +126,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "history/posting_cache.py",
+        "index/cache.py",
         (
             "lengths_outlive_the_index_that_they_were_read_from",
             "            self._newest.clear()\n            self._lengths = {}",
@@ -621,7 +621,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "history/alternation.py",
+        "history/cuts.py",
         (
             "later_system_messages_stay_system",
             'm.with_role("user") if m.role == "system" and i > head else m',

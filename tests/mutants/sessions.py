@@ -369,7 +369,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "io/session_files.py",
+        "session/files.py",
         (
             "an_import_believes_that_nothing_was_stored_since_it_looked",
             "expect=head)",
@@ -438,7 +438,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "memory/section.py",
+        "memory/store.py",
         (
             "the_digests_of_others_are_those_of_the_session_too",
             "items = [i for i in items if i.session != key.session]",

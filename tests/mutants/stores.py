@@ -306,7 +306,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "stores/sql_memory.py",
+        "stores/sql_rows.py",
         (
             "a_forgotten_text_stays_as_a_quotation",
             'replace(decode_item(payload), replaces="")',

@@ -18,8 +18,8 @@ import pytest
 
 from ctxfold import AgentContext, MemoryStore, SqlStore, assistant, user
 from ctxfold.errors import StoreCorruptError
-from ctxfold.history.passage_cache import Vectors
 from ctxfold.history.records import SessionKey
+from ctxfold.index.cache import Vectors
 from ctxfold.retrieval.embeddings import NEWEST_RECORDS, PROBE
 from tests.support.driven import Driven, turns
 from tests.support.minilm import MiniLM

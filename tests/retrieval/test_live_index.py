@@ -7,9 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxfold.history.passage_cache import PassageCache
-from ctxfold.history.posting_cache import LiveIndex
-from ctxfold.history.terms import term_counts
+from ctxfold.index.cache import LiveIndex, PassageCache
+from ctxfold.index.terms import term_counts
 from ctxfold.messages import Message, user
 
 WORDS = st.lists(st.sampled_from(["a1", "a1b", "b", "locker", "lockers", "票价", "x_y.z", "é"]), min_size=1, max_size=9)

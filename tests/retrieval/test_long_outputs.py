@@ -11,7 +11,7 @@ import pytest
 
 from ctxfold import MemoryStore, Message, ToolCallPart, assistant, tool_result, user
 from ctxfold.history.records import Draft, Record, SessionKey
-from ctxfold.history.terms import ENDING_CHARS, WINDOW_CHARS, sentences, term_counts
+from ctxfold.index.terms import ENDING_CHARS, WINDOW_CHARS, sentences, term_counts
 from tests.support.driven import Driven
 
 Make = Callable[..., Driven]

@@ -25,10 +25,9 @@ from ctxfold import (
     user,
 )
 from ctxfold.effects import Flow, run
-from ctxfold.history.passage_cache import PassageCache
-from ctxfold.history.posting_cache import LiveIndex
 from ctxfold.history.records import Draft, MessageAdded, Record, SessionKey
-from ctxfold.history.terms import records
+from ctxfold.index.cache import LiveIndex, PassageCache
+from ctxfold.index.terms import records
 from ctxfold.protocols import Document, Ports, Postings
 from ctxfold.retrieval.bm25 import HITS, PROBE, bm25, frequencies, idf, ranked
 from ctxfold.retrieval.passages import SHORT_CHARS, Passage, chosen, render, sentence_scores, tokens_of

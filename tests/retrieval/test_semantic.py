@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ctxfold import assistant, user
-from ctxfold.history.passage_cache import Vectors
+from ctxfold.index.cache import Vectors
 from tests.support.driven import Driven, turns
 from tests.support.minilm import MiniLM
 

@@ -12,7 +12,9 @@ import pytest
 from ctxfold import BackendError, ConfigError, Message, MessageError, Section, assistant, memory_section, user
 from ctxfold.errors import MessageNotFoundError
 from ctxfold.events import MemoryLearnt
-from ctxfold.memory.categories import MEMORY_KINDS
+from ctxfold.memory.store import (
+    MEMORY_KINDS,
+)
 from tests.support.driven import Driven, context, scripted, text_of, tool_round, turns
 
 Make = Callable[..., Driven]

@@ -14,7 +14,7 @@ import pytest
 from ctxfold import AgentContext, BackendError, ConfigError, Item, Message, Query, Section, assistant, user
 from ctxfold.errors import WindowTooSmallError
 from ctxfold.events import SectionInjected, SectionSkipped
-from ctxfold.history.sections import section_note
+from ctxfold.history.view import section_note
 from ctxfold.protocols import BackendCapabilities
 from tests.support.driven import Driven, scripted, text_of, tool_round
 from tests.timing import wait_for

@@ -17,9 +17,9 @@ import langchain_ctx
 import llamaindex_ctx
 from ctxfold import AgentContext, MediaPart, Message, ToolCallPart, assistant, tool_result, user
 from ctxfold.backends.openai_chat import TagSplitter
-from ctxfold.compaction.probe import probe
-from ctxfold.history.terms import sentences, stretches, terms
+from ctxfold.compaction.goal import probe
 from ctxfold.history.view import Entry
+from ctxfold.index.terms import sentences, stretches, terms
 from ctxfold.lru import _LazyPattern  # pyright: ignore[reportPrivateUsage]
 from ctxfold.tokens.counter import MessageCounter
 from ctxfold.tokens.text import RatioCounter
@@ -34,8 +34,8 @@ ANCHORED = frozenset(
         "ctxfold.compaction.text_units._DOCTYPE",
         "ctxfold.compaction.text_units._KEY",
         "ctxfold.compaction.excerpts._NONE_AFTER",
-        "ctxfold.history.terms._RULE",
-        "ctxfold.history.passage_cache._STAMP",
+        "ctxfold.index.terms._RULE",
+        "ctxfold.index.cache._STAMP",
         "ctxfold.compaction.extract.ROLE_LINE",
         "ctxfold.compaction.verify._DATE",
         "ctxfold.tokens.media._TEXTUAL",

@@ -29,8 +29,7 @@ from ctxfold import (
     user,
 )
 from ctxfold.adapters.history_tools import HistoryTool
-from ctxfold.compaction.plan import Plan, Skip
-from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.compaction.strategy import CompactionInput, Plan, Skip
 from ctxfold.engine.archive import Hit
 from ctxfold.engine.engine import Added
 from ctxfold.engine.erase import Erasure

@@ -29,7 +29,7 @@ from ctxfold import (
     tool_result,
     user,
 )
-from ctxfold.history.alternation import NOBODY_ASKED, NOT_ANSWERED
+from ctxfold.history.cuts import NOBODY_ASKED, NOT_ANSWERED
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import with_context as langchain_with_context
 from langchain_ctx.backend import LangChainBackend

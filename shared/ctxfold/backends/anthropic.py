@@ -26,7 +26,7 @@ from ctxfold.backends.profile import (
 )
 from ctxfold.backends.response_parser import AnswerParser, usage_from
 from ctxfold.errors import ConfigError
-from ctxfold.history.alternation import NOBODY_ASKED
+from ctxfold.history.cuts import NOBODY_ASKED
 from ctxfold.lru import lazy_pattern
 from ctxfold.messages import (
     MediaPart,

@@ -29,7 +29,7 @@ from ctxfold.backends.profile import (
     tool_choice,
     without_refused,
 )
-from ctxfold.history.alternation import NOBODY_ASKED, alternating
+from ctxfold.history.cuts import NOBODY_ASKED, alternating
 from ctxfold.lru import lazy_pattern
 from ctxfold.messages import (
     MediaPart,

@@ -23,7 +23,7 @@ from ctxfold.backends.profile import (
     without_refused,
 )
 from ctxfold.backends.response_parser import AnswerParser, first_choice, tokens_at
-from ctxfold.history.alternation import NOBODY_ASKED
+from ctxfold.history.cuts import NOBODY_ASKED
 from ctxfold.lru import lazy_pattern
 from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec, Usage
 from ctxfold.protocols import Chunk, Request, ToolCallDelta, Wire

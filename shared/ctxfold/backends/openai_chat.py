@@ -27,7 +27,7 @@ from ctxfold.backends.profile import (
     without_refused,
 )
 from ctxfold.backends.response_parser import AnswerParser, first_choice
-from ctxfold.history.alternation import alternating
+from ctxfold.history.cuts import alternating
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolSpec, joined_texts
 from ctxfold.protocols import Chunk, Request, ToolCallDelta, Wire
 from ctxfold.validation import as_dict, as_dicts, as_text, strict_json, strict_text

@@ -30,7 +30,7 @@ from ctxfold.backends.profile import (
     tool_choice,
     without_refused,
 )
-from ctxfold.history.alternation import alternating
+from ctxfold.history.cuts import alternating
 from ctxfold.messages import MediaPart, Message, Part, ReasoningPart, TextPart, ToolCallPart, ToolSpec, joined_texts
 from ctxfold.protocols import Request
 from ctxfold.validation import as_text

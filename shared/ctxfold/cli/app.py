@@ -10,8 +10,7 @@ import typer
 from ctxfold.cli.doctor import doctor
 from ctxfold.cli.mcp import mcp
 from ctxfold.cli.memory import memory
-from ctxfold.cli.reading import inspect, search, sessions, show, window
-from ctxfold.cli.watch import watch
+from ctxfold.cli.reading import inspect, search, sessions, show, watch, window
 from ctxfold.cli.writing import compact, erase, export, fork, import_, prune, undo
 
 app = typer.Typer(

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ctxfold.cli.common import moment, session_in
 from ctxfold.effects import run
-from ctxfold.engine.owner_search import scope_of, search_owner
+from ctxfold.engine.archive import scope_of, search_owner
 from ctxfold.errors import ConfigError, MessageErasedError, MessageNotFoundError
 from ctxfold.history.prompt_safety import as_quoted_data, quoted_name
 from ctxfold.history.records import SessionKey

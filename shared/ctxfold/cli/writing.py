@@ -36,8 +36,8 @@ from ctxfold.connect import LineCodec, named_provider, open_backend
 from ctxfold.engine.erase import Erasure
 from ctxfold.engine.retention import Pruned, Retention
 from ctxfold.errors import ConfigError, SessionNotFoundError
-from ctxfold.io.session_files import Zone, file_rules, parse_lines
 from ctxfold.protocols import Store, UuidIds, Wire
+from ctxfold.session.files import Zone, file_rules, parse_lines
 
 Zones = ("all", "window", "immutable", "compressed", "incremental")
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias, TypeVar, cast
 
-from ctxfold.compaction.plan import Plan, Skip
-from ctxfold.compaction.strategy import CompactionInput, Strategy, decide
+from ctxfold.compaction.strategy import CompactionInput, Plan, Skip, Strategy, decide
 from ctxfold.compaction.summarize import Summary
 from ctxfold.effects import Flow, Pause, Start, StoreCall, TakeLease, release_after
 from ctxfold.errors import CtxError

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ctxfold.compaction.extract import flat
-from ctxfold.compaction.plan import Decision, Plan, Skip, reason_for
-from ctxfold.compaction.scoring import relevance
-from ctxfold.compaction.selection import newest_round, with_their_answers
+from ctxfold.compaction.goal import relevance
 from ctxfold.compaction.steps import (
     ClearToolOutputs,
     ShortenArguments,
@@ -17,10 +15,12 @@ from ctxfold.compaction.steps import (
     Step,
     SummarizeSpan,
     Thresholds,
+    newest_round,
     newest_user_text,
     sign_bound,
+    with_their_answers,
 )
-from ctxfold.compaction.strategy import MIN_FREE_TOKENS, CompactionInput, Strategy
+from ctxfold.compaction.strategy import MIN_FREE_TOKENS, CompactionInput, Decision, Plan, Skip, Strategy, reason_for
 from ctxfold.compaction.tool_outputs import Clearing, clear_tools, outputs_of
 from ctxfold.history.cuts import legal_cuts
 from ctxfold.history.view import Entry

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from ctxfold.compaction.plan import Plan
-from ctxfold.compaction.strategy import CompactionInput
+from ctxfold.compaction.strategy import CompactionInput, Plan
 from ctxfold.compaction.summarize import Summary, as_message
 from ctxfold.effects import Flow, StoreCall
 from ctxfold.errors import HeadMovedError

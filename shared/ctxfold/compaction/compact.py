@@ -15,11 +15,20 @@ from typing import TypeGuard
 from ctxfold.compaction.background import prepare, prepared_or_leased, releasing
 from ctxfold.compaction.built_in import BUILT_IN, BetweenRounds, EarlyArguments, Tiered
 from ctxfold.compaction.commit import Outcome, Postponed, commit
+from ctxfold.compaction.goal import probe
 from ctxfold.compaction.live_prefix import MAX_FAILURES, live_prefix
-from ctxfold.compaction.plan import Decision, Occasion, Plan, SessionFacts, Skip
-from ctxfold.compaction.probe import probe
-from ctxfold.compaction.selection import orphaned_answers
-from ctxfold.compaction.strategy import CompactionInput, Strategy, decide, rewritten
+from ctxfold.compaction.steps import orphaned_answers
+from ctxfold.compaction.strategy import (
+    CompactionInput,
+    Decision,
+    Occasion,
+    Plan,
+    SessionFacts,
+    Skip,
+    Strategy,
+    decide,
+    rewritten,
+)
 from ctxfold.compaction.summarize import Progress, Summary, as_message, summarize
 from ctxfold.effects import Complete, DetachedCall, Flow, StoreCall, limited, off_loop
 from ctxfold.errors import BackendError, ConfigError, CtxError, CtxWarning, StrategyError, SummarizationFailedError

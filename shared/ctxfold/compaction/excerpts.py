@@ -23,7 +23,7 @@ from ctxfold.compaction.text_units import (
     splits_word,
     word_boundary,
 )
-from ctxfold.history.terms import terms
+from ctxfold.index.terms import terms
 from ctxfold.lru import lazy_pattern
 
 EDGE_SHARE = 6  # of the room, one part of so many for the first unit, and one for the last

@@ -20,8 +20,8 @@ from typing import NamedTuple, TypeAlias
 from ctxfold.compaction.excerpts import failure_lines, without_calls
 from ctxfold.compaction.text_units import TextUnits, is_code, is_code_block, without_markers
 from ctxfold.history.prompt_safety import strip_control_chars
-from ctxfold.history.terms import CJK, sentences, stretches, terms
 from ctxfold.history.view import Entry
+from ctxfold.index.terms import CJK, sentences, stretches, terms
 from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message
 

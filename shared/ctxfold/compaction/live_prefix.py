@@ -9,11 +9,12 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ctxfold.compaction.plan import Plan
-from ctxfold.compaction.strategy import CompactionInput
-from ctxfold.compaction.transcript import live_request, prompt_for
-from ctxfold.history.alternation import alternating
-from ctxfold.history.cuts import legal_cuts
+from ctxfold.compaction.strategy import CompactionInput, Plan
+from ctxfold.compaction.transcript import (
+    live_request,
+    prompt_for,
+)
+from ctxfold.history.cuts import alternating, legal_cuts
 from ctxfold.history.prefix import begins_with
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.view import Entry

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from ctxfold.compaction.extract import ARCHIVED_NOTE, Sentence, Source, extract
 from ctxfold.compaction.live_prefix import LivePrefix
-from ctxfold.compaction.plan import Writer
-from ctxfold.compaction.selection import summary_limit
+from ctxfold.compaction.steps import summary_limit
+from ctxfold.compaction.strategy import Writer
 from ctxfold.compaction.transcript import DEFAULT_SUMMARY_PROMPT, pieces, request, transcript, without_tags
 from ctxfold.compaction.verify import (
     CHOSEN,

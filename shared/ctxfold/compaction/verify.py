@@ -25,7 +25,7 @@ from ctxfold.compaction.extract import (
     words_of,
 )
 from ctxfold.history.prompt_safety import strip_control_chars
-from ctxfold.history.terms import sentences, terms
+from ctxfold.index.terms import sentences, terms
 from ctxfold.lru import lazy_pattern
 from ctxfold.protocols import TokenCounter
 

@@ -28,7 +28,7 @@ from ctxfold.errors import (
 )
 from ctxfold.events import Appended, EditUndone, Event, Inserted, PinsChanged, Removed, RulesChanged, Updated
 from ctxfold.history.cuts import check_sequence, round_of
-from ctxfold.history.edits import PROMPT_ID, inserted, popped, removed, replaced, retained
+from ctxfold.history.diff import PROMPT_ID, inserted, popped, removed, replaced, retained
 from ctxfold.history.log import SessionState
 from ctxfold.history.records import (
     Body,

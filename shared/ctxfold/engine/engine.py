@@ -27,7 +27,7 @@ from ctxfold.history.cuts import (
     whole_rounds,
     with_known_calls,
 )
-from ctxfold.history.edits import prompt_changes
+from ctxfold.history.diff import prompt_changes
 from ctxfold.history.records import Draft, MessageAdded, PolicyChanged, SessionKey, TurnClosed, TurnStatus
 from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message, is_final, is_question, system, validated

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 from ctxfold.compaction.summarize import as_message, summarize
 from ctxfold.effects import Call, Flow, StoreCall, run
-from ctxfold.engine.archive import origins_of
+from ctxfold.engine.archive import Age, origins_of
 from ctxfold.engine.engine import Engine
 from ctxfold.errors import HeadMovedError, MessageErasedError, MessageError, StoreFormatError, StoreUnavailableError
 from ctxfold.events import MessagesErased
-from ctxfold.history.edits import PROMPT_ID
+from ctxfold.history.diff import PROMPT_ID
 from ctxfold.history.log import SessionState
 from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.records import (
@@ -40,10 +39,9 @@ from ctxfold.history.records import (
     Unknown,
     shown_in,
 )
-from ctxfold.history.sections import section_note
 from ctxfold.history.snapshot import NEWER_SNAPSHOT, OpenSlots, Slot, Snapshot, parse_snapshot, stored_message
-from ctxfold.history.terms import sentences
-from ctxfold.history.view import Entry
+from ctxfold.history.view import Entry, section_note
+from ctxfold.index.terms import sentences
 from ctxfold.inspect.explain import original_record
 from ctxfold.messages import Message, without_compactions
 from ctxfold.policy.settings import Policy
@@ -55,7 +53,6 @@ TRIES = 16
 ALL = 1 << 40
 _NONE: frozenset[str] = frozenset()
 QUOTE_CHARS = 12  # a shorter sentence says nothing of its own
-Age: TypeAlias = timedelta | datetime
 _Choice: TypeAlias = Callable[[Sequence[Record]], frozenset[str]]
 # by record: a compaction without the erased messages, what is left of its sources, the policy, and it with a new summary
 _Made: TypeAlias = dict[str, tuple[Compacted, tuple[Entry, ...], str, Compacted]]

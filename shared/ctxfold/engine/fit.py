@@ -12,9 +12,8 @@ from ctxfold.compaction.built_in import BUILT_IN, BY_RATIO, WAITING_SUMMARIES, E
 from ctxfold.compaction.commit import Outcome, Postponed
 from ctxfold.compaction.compact import compact, session_facts, write_postponed
 from ctxfold.compaction.goal import refresh_goal
-from ctxfold.compaction.plan import Occasion
 from ctxfold.compaction.steps import ARGUMENT_RATIO
-from ctxfold.compaction.strategy import Strategy, SummarizerStrategy
+from ctxfold.compaction.strategy import Occasion, Strategy, SummarizerStrategy
 from ctxfold.compaction.tool_outputs import outputs_of
 from ctxfold.compaction.tool_summaries import prepare_pairs
 from ctxfold.effects import Flow, Start
@@ -22,7 +21,7 @@ from ctxfold.engine.recall import PassageFitter
 from ctxfold.errors import BudgetError, ContextOverflowError, CtxError, MessageTooLargeError, StrategyError
 from ctxfold.events import CompactionHeld, HistoryCompacted, MemoryLearnt, Subscribers
 from ctxfold.history.calibration import observed, reported_size
-from ctxfold.history.edits import without_repeated_prompts
+from ctxfold.history.diff import without_repeated_prompts
 from ctxfold.history.view import Entry, View, WindowTokens
 from ctxfold.memory.extraction import EXTRACTED, learn, remember_summary
 from ctxfold.messages import Message, is_final, is_prompt, is_question, user

@@ -8,8 +8,8 @@ from itertools import accumulate, islice, pairwise
 
 from ctxfold.effects import Flow, StoreQuery
 from ctxfold.history.cuts import kept, legal_cuts
-from ctxfold.history.passage_cache import Chunk
 from ctxfold.history.view import Entry, View
+from ctxfold.index.cache import Chunk
 from ctxfold.messages import Message, is_question
 from ctxfold.policy.settings import SMALL_TOKENS, Policy
 from ctxfold.protocols import Ports

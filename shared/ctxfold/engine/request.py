@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from ctxfold.engine.fit import Window
 from ctxfold.errors import ConfigError
-from ctxfold.history.alternation import alternating
+from ctxfold.history.cuts import alternating
 from ctxfold.history.view import Entry, roles_of
 from ctxfold.messages import Message, Role, TextPart, ToolSpec, says_something
 from ctxfold.policy.settings import Policy

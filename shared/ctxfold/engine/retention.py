@@ -11,7 +11,7 @@ from ctxfold.effects import Flow, StoreCall, TakeLease, release_after
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.erase import Erasure, erase_messages, erase_session
 from ctxfold.errors import ConfigError
-from ctxfold.history.edits import PROMPT_ID
+from ctxfold.history.diff import PROMPT_ID
 from ctxfold.history.records import NOTICE, NUMBERED, Record, SessionKey, TurnClosed, encode_body
 from ctxfold.history.snapshot import stored_message
 from ctxfold.protocols import Store

@@ -14,8 +14,7 @@ from ctxfold.engine.request import Options
 from ctxfold.errors import ConfigError
 from ctxfold.events import Event, SectionInjected
 from ctxfold.history.records import MessageInserted, Undone
-from ctxfold.history.sections import Place, SectionNote, section, section_note
-from ctxfold.history.view import View
+from ctxfold.history.view import Place, SectionNote, View, section, section_note
 from ctxfold.messages import Message
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import capabilities_of

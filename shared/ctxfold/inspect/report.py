@@ -26,8 +26,8 @@ from ctxfold.history.records import (
     Undone,
     Unpinned,
 )
-from ctxfold.history.sections import section_note
 from ctxfold.history.snapshot import stored_message
+from ctxfold.history.view import section_note
 from ctxfold.inspect.chart import time_text
 from ctxfold.inspect.explain import Explanation, explain
 from ctxfold.inspect.html import body, page

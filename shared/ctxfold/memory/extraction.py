@@ -10,8 +10,13 @@ from functools import partial
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ctxfold.compaction.summarize import own_words, summarize
-from ctxfold.compaction.transcript import pieces
+from ctxfold.compaction.summarize import (
+    own_words,
+    summarize,
+)
+from ctxfold.compaction.transcript import (
+    pieces,
+)
 from ctxfold.compaction.verify import check
 from ctxfold.effects import Complete, Flow, StoreCall, limited, off_loop
 from ctxfold.errors import ConfigError, CtxError, SummarizationFailedError
@@ -19,11 +24,10 @@ from ctxfold.events import MemoryLearnt
 from ctxfold.history.memory_items import MemoryItem
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import SessionKey
-from ctxfold.history.terms import term_counts
 from ctxfold.history.view import Entry
+from ctxfold.index.terms import term_counts
 from ctxfold.lru import lazy_pattern
-from ctxfold.memory.categories import MEMORY_KINDS, MemoryKind
-from ctxfold.memory.store import MAX_CHARS, new_item
+from ctxfold.memory.store import MAX_CHARS, MEMORY_KINDS, MemoryKind, new_item
 from ctxfold.messages import Message, system, user
 from ctxfold.protocols import Ports, Request, Store
 from ctxfold.state import Session

@@ -4,17 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 from ctxfold.effects import Flow, StoreCall
 from ctxfold.errors import ConfigError, MessageError
 from ctxfold.history.memory_items import MemoryItem
+from ctxfold.history.prompt_safety import quoted_name
 from ctxfold.history.records import SessionKey
-from ctxfold.history.terms import query_terms, term_counts
-from ctxfold.memory.categories import MEMORY_KINDS
+from ctxfold.index.terms import query_terms, term_counts
 from ctxfold.protocols import Ports, Postings, Store
 from ctxfold.retrieval.bm25 import bm25, frequencies, idf
+from ctxfold.sections.section import EngineSource, Item, Items, Query, Section
+from ctxfold.state import Session
 from ctxfold.validation import check_text, is_a
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryKind:
+    """The properties of one kind of memory items.
+
+    Args:
+        shared: the owner's other sessions see its items by default.
+        reads: the kind of items that its section shows, where that is not its own.
+        others: its section shows only items of other sessions.
+        of_session: its items belong to the session that made them, whoever sees them.
+        unasked: its section also shows items that share no word with the question.
+        data: named values that every item needs.
+        neighbours: its section adds items that share one of those values with a matching item.
+        looks_for: instruction for the extracting model; "" for kinds that no model extracts.
+        roles: roles of the messages that items are extracted from.
+        experimental: the quality of its extraction has not been measured.
+    """
+
+    shared: bool = True
+    reads: str = ""
+    others: bool = False
+    of_session: bool = False
+    unasked: bool = False
+    data: tuple[str, ...] = ()
+    neighbours: bool = False
+    looks_for: str = ""
+    roles: tuple[str, ...] = ("user",)
+    experimental: bool = False
+
+
+MEMORY_KINDS: Mapping[str, MemoryKind] = {
+    "facts": MemoryKind(looks_for="a lasting fact about the user's world that the user stated"),
+    "corrections": MemoryKind(
+        unasked=True, looks_for="what the user corrected, and how it is to be done or called from now on"
+    ),
+    "persona": MemoryKind(
+        unasked=True, experimental=True, looks_for="who the user is, and what the user likes, wants or avoids"
+    ),
+    "graph": MemoryKind(
+        data=("subject", "predicate", "object"),
+        neighbours=True,
+        experimental=True,
+        looks_for="a relation between two named things that the user stated",
+    ),
+    "trajectory": MemoryKind(
+        data=("intent", "outcome"),
+        roles=("user", "assistant"),
+        experimental=True,
+        looks_for="what was attempted, in which way, and whether it worked",
+    ),
+    "strategy": MemoryKind(
+        roles=("user", "assistant"),
+        experimental=True,
+        looks_for="a way of going about such a task that has worked here and would work again",
+    ),
+    "summaries": MemoryKind(shared=False, of_session=True),
+    "digest": MemoryKind(of_session=True, unasked=True),
+    "cross_session": MemoryKind(reads="digest", others=True, unasked=True),
+    "tree": MemoryKind(shared=False, of_session=True),
+}
+
 
 MAX_CHARS = 8_000
 
@@ -112,3 +177,70 @@ def rendered(item: MemoryItem) -> str:
     named = item.key and not (row is not None and row.of_session)
     head = f"{item.key}: " if named and item.key.casefold() not in item.text.casefold() else ""
     return f"{head}{item.text}{f' (no longer: {item.replaces})' if item.replaces else ''}"
+
+
+NEIGHBOUR = 0.5  # of the score of the relation that leads to it
+
+
+def memory_section(kind: str, **terms: Any) -> Section:
+    """Returns a section that shows memory items of a kind; `terms` are the keyword arguments of `Section`.
+
+    Kinds are "facts", "corrections", "persona", "graph", "trajectory", "strategy", "summaries", "digest", "cross_session" and
+    "tree". Corrections, persona and digest are shown for every question, the others only when they share a word with it.
+    """
+    if kind not in MEMORY_KINDS:
+        raise ConfigError(f"memory kind {kind!r}: use one of {', '.join(MEMORY_KINDS)}")
+    return Section(kind, EngineSource(partial(_items, kind)), **terms)
+
+
+def _items(kind: str, session: Session, query: Query) -> Flow[Items]:
+    row, key = MEMORY_KINDS[kind], session.key
+    items = visible((yield from StoreCall(Store.memories, key.owner, kinds=[row.reads or kind])), key)
+    if row.others:
+        items = [i for i in items if i.session != key.session]
+    ranking = ranked_items(items, query.text)
+    matches = [r for r in ranking if r.score > 0 or row.unasked]
+    if row.neighbours:
+        matches += _neighbours(matches, ranking, row)
+    if kind == "tree":
+        matches = _downwards(matches, ranking)
+    return [Item(rendered(r.item), source=_source(r.item, row), id=r.item.id) for r in matches]
+
+
+def _neighbours(
+    matches: Sequence[Recollection], ranking: Sequence[Recollection], row: MemoryKind
+) -> list[Recollection]:
+    """Returns the other items that name a thing which a match names."""
+    scores: dict[str, float] = {}
+    for match in matches:
+        for name in _things(match.item, row):
+            scores[name] = max(scores.get(name, 0.0), match.score)
+    matched_ids = {r.item.id for r in matches}
+    neighbours = [
+        Recollection(r.item, NEIGHBOUR * max(scores[n] for n in shared))
+        for r in ranking
+        if r.item.id not in matched_ids and (shared := scores.keys() & _things(r.item, row))
+    ]
+    return sorted(neighbours, key=lambda r: -r.score)
+
+
+def _things(item: MemoryItem, row: MemoryKind) -> set[str]:
+    """Returns the two things that a relation connects: its first and last value."""
+    values = dict(item.data)
+    return {values[name].casefold() for name in (row.data[0], row.data[-1]) if name in values}
+
+
+def _downwards(matches: Sequence[Recollection], ranking: Sequence[Recollection]) -> list[Recollection]:
+    """Returns the whole top level, then the matches of the others, from the general to the detailed."""
+    top = max((_level(r.item) for r in ranking), default=0)
+    chosen = [r for r in ranking if _level(r.item) == top]
+    chosen += [r for r in matches if _level(r.item) != top]
+    return sorted(chosen, key=lambda r: -_level(r.item))
+
+
+def _level(item: MemoryItem) -> int:
+    return int(dict(item.data).get("level", "0"))
+
+
+def _source(item: MemoryItem, row: MemoryKind) -> str:
+    return f"conversation {quoted_name(item.session)}" if row.others and item.session else ""

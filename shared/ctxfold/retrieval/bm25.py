@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ctxfold.effects import Flow, StoreCall
-from ctxfold.history.posting_cache import Hit, Hits, LiveIndex
 from ctxfold.history.records import SessionKey
+from ctxfold.index.cache import Hit, Hits, LiveIndex
 from ctxfold.protocols import Postings, Store
 
 K1, B = 1.2, 0.75  # the usual BM25 parameters (Robertson and Zaragoza, 2009)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from ctxfold.effects import Call, Effect, Flow, Start, StoreCall
 from ctxfold.errors import StoreCorruptError
-from ctxfold.history.passage_cache import CHUNK_SENTENCES, Chunk, Vectors, unit
 from ctxfold.history.prompt_safety import without_private_keys
 from ctxfold.history.records import Compacted, SessionKey
 from ctxfold.history.snapshot import stored_message
-from ctxfold.history.terms import records as parts_of
 from ctxfold.history.view import Entry
+from ctxfold.index.cache import CHUNK_SENTENCES, Chunk, Vectors, unit
+from ctxfold.index.terms import records as parts_of
 from ctxfold.messages import Message
 from ctxfold.protocols import Embedder, Ports, Store, VectorIndex
 from ctxfold.state import Session

@@ -14,8 +14,8 @@ from operator import add
 from typing import NamedTuple
 
 from ctxfold.effects import Flow, off_loop
-from ctxfold.history.passage_cache import CHUNK_SENTENCES, Chunk, Reading, stamp
 from ctxfold.history.prompt_safety import as_quoted_data
+from ctxfold.index.cache import CHUNK_SENTENCES, Chunk, Reading, stamp
 from ctxfold.protocols import TokenCounter
 from ctxfold.retrieval.search import MEANING_WEIGHT, Matches, most_whole_tokens
 

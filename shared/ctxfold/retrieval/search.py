@@ -15,11 +15,10 @@ from itertools import accumulate, islice, pairwise
 from math import fsum, log
 
 from ctxfold.effects import Flow, StoreCall, off_loop
-from ctxfold.history.passage_cache import Chunk, PassageCache, Reading, stamp
-from ctxfold.history.posting_cache import LiveIndex
 from ctxfold.history.records import SessionKey
-from ctxfold.history.terms import query_terms
 from ctxfold.history.view import Entry
+from ctxfold.index.cache import Chunk, LiveIndex, PassageCache, Reading, stamp
+from ctxfold.index.terms import query_terms
 from ctxfold.lru import lazy_pattern
 from ctxfold.protocols import Store
 from ctxfold.retrieval.bm25 import K1, B, Ranked, Ranking, best_first, ranked, sizes

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from ctxfold.effects import Flow
 from ctxfold.errors import ConfigError
-from ctxfold.history.sections import Place
+from ctxfold.history.view import Place
 from ctxfold.state import Session
 from ctxfold.validation import all_of
 

@@ -17,11 +17,10 @@ from ctxfold.connect import LineCodec, SessionSettings
 from ctxfold.effects import Call, Flow, FlowMethods, StoreCall, async_method, in_thread, sync_method
 from ctxfold.engine import archive, erase
 from ctxfold.engine import edit as editing
-from ctxfold.engine.archive import Hit
+from ctxfold.engine.archive import Age, Hit, scope_of, search_owner
 from ctxfold.engine.attach import Attachment, cursor_at, follow
 from ctxfold.engine.engine import Added, Engine
-from ctxfold.engine.erase import Age, Erasure
-from ctxfold.engine.owner_search import scope_of, search_owner
+from ctxfold.engine.erase import Erasure
 from ctxfold.engine.retention import LEASE_S, Pruned, Pruning, Retention
 from ctxfold.engine.retention import prune as prune_owner
 from ctxfold.errors import (
@@ -35,7 +34,10 @@ from ctxfold.errors import (
 from ctxfold.history.cuts import open_calls
 from ctxfold.history.diff import Cursor, IncomingList
 from ctxfold.history.records import GoalSet, SessionKey
-from ctxfold.io.session_files import (
+from ctxfold.messages import Message, Role, Visibility, system, tool_result, user
+from ctxfold.policy.settings import Policy, PolicyChanges
+from ctxfold.protocols import ContextBackend, Ports, Store, TokenCounter
+from ctxfold.session.files import (
     Zone,
     exported,
     import_jsonl,
@@ -45,9 +47,6 @@ from ctxfold.io.session_files import (
     stored_policy,
     write_lines,
 )
-from ctxfold.messages import Message, Role, Visibility, system, tool_result, user
-from ctxfold.policy.settings import Policy, PolicyChanges
-from ctxfold.protocols import ContextBackend, Ports, Store, TokenCounter
 from ctxfold.session.memory import SessionMemory
 from ctxfold.state import Session
 from ctxfold.validation import is_a, name_or_own

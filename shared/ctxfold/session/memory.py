@@ -11,9 +11,18 @@ from ctxfold.history.memory_items import MemoryItem, Remembered
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.view import Entry
 from ctxfold.inspect.explain import original_record
-from ctxfold.memory.categories import MEMORY_KINDS
-from ctxfold.memory.extraction import EXTRACTED, check_kinds, learn
-from ctxfold.memory.store import Recollection, new_item, search, visible
+from ctxfold.memory.extraction import (
+    EXTRACTED,
+    check_kinds,
+    learn,
+)
+from ctxfold.memory.store import (
+    MEMORY_KINDS,
+    Recollection,
+    new_item,
+    search,
+    visible,
+)
 from ctxfold.protocols import Ports, Store
 from ctxfold.state import Session
 

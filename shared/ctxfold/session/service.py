@@ -18,12 +18,11 @@ from ctxfold.engine.engine import Engine
 from ctxfold.errors import ConfigError, StoreError
 from ctxfold.events import SectionInjected, SectionSkipped
 from ctxfold.history.records import SessionKey
-from ctxfold.history.sections import Place
+from ctxfold.history.view import Place
 from ctxfold.messages import Message, user
 from ctxfold.protocols import Ports
-from ctxfold.sections.fill import Filled, fill
+from ctxfold.sections.fill import Filled, fill, ranked_skills
 from ctxfold.sections.section import Item, shares_by_kind
-from ctxfold.sections.skills import ranked_skills
 from ctxfold.state import Session
 from ctxfold.validation import name_or_own, whole_number
 

@@ -14,7 +14,7 @@ from functools import cache, partial
 from math import ceil
 
 from ctxfold.errors import StoreCorruptError
-from ctxfold.history.posting_cache import Hit
+from ctxfold.index.cache import Hit
 from ctxfold.stores.base import indexed_term
 
 LEAF_BYTES = 800  # SQLite stores a row of more than 1,000 bytes of such a table apart, in a page of its own

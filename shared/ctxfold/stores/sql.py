@@ -98,7 +98,10 @@ class SqlStore(SqlTables):
 
     def _create_on_server(self, connection: Driven) -> None:
         """Makes the tables of a new store, those with partitions in several transactions; completes what another process began."""
-        from ctxfold.stores.sql_partitions import begun_partitions, create_partitioned
+        from ctxfold.stores.sql_partitions import (
+            begun_partitions,
+            create_partitioned,
+        )
         from ctxfold.stores.sql_schema import begin_creation, create_tables
 
         dialect = self._engine.dialect
@@ -135,7 +138,9 @@ class SqlStore(SqlTables):
         lock_creation(connection, self._engine.dialect, by_row=self._address.serializable)
 
     def _look_for_partitions(self, connection: Driven) -> None:
-        from ctxfold.stores.sql_partitions import check_stored
+        from ctxfold.stores.sql_partitions import (
+            check_stored,
+        )
         from ctxfold.stores.sql_schema import stored_partitions
 
         stored = stored_partitions(connection)

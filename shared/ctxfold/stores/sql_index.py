@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ctxfold.history.posting_cache import Hit
 from ctxfold.history.records import SessionKey
+from ctxfold.index.cache import Hit
 from ctxfold.protocols import Document
 from ctxfold.stores.posting_leaves import (
     LEAF_BYTES,

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from ctxfold.errors import HeadMovedError, InvalidTextError, StoreUnavailableError
 from ctxfold.history.memory_items import MemoryItem, Remembered
-from ctxfold.history.posting_cache import Hit
 from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken
+from ctxfold.index.cache import Hit
 from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
-from ctxfold.stores import sql_memory
+from ctxfold.stores import sql_rows as sql_memory
 from ctxfold.stores.base import (
     VectorStore,
     checked_drafts,
