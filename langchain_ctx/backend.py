@@ -10,12 +10,13 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ctxfold.adapters.model_calls import BorrowedModel
+from ctxfold.adapters.calls import BorrowedModel, Invoke
+from ctxfold.effects import Flow
 from ctxfold.errors import ConfigError
-from ctxfold.protocols import AsyncChunkStream, BackendCapabilities, ChunkStream, ContextBackend, Reply, Request
+from ctxfold.protocols import BackendCapabilities, ContextBackend, Reply, Request
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.inner_model import ForeignChunks, offered, window_for
-from langchain_ctx.messages import from_langchain
+from langchain_ctx.messages import reply_of
 from langchain_ctx.models import may_think, model_name, model_window
 from langchain_ctx.reasoning import capabilities, check_model
 
@@ -60,27 +61,16 @@ class LangChainBackend(BorrowedModel):
         """Returns the request without `max_tokens` where the model thinks, because its thinking counts as output."""
         return replace(request, max_tokens=None) if may_think(self._model) else request
 
-    def send(self, request: Request) -> Reply:
-        runnable, messages, options = self._call(request)
+    def answer(self, request: Request) -> Flow[Reply]:
+        model, messages, options = self._call(request)
         with self.translated():
-            answer = runnable.invoke(messages, self._config.copy(), **options)
-        return self._reply(answer)
+            answer = yield from Invoke(model.invoke, model.ainvoke, messages, self._config.copy(), **options)
+        return reply_of(answer, answer)
 
-    async def asend(self, request: Request) -> Reply:
-        runnable, messages, options = self._call(request)
-        with self.translated():
-            answer = await runnable.ainvoke(messages, self._config.copy(), **options)
-        return self._reply(answer)
-
-    def open_stream(self, request: Request) -> ChunkStream:
-        runnable, messages, options = self._call(request)
-        source = runnable.stream(messages, self._config.copy(), **options)
-        return self.read_stream(source, ForeignChunks()).begin()
-
-    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        runnable, messages, options = self._call(request)
-        source = runnable.astream(messages, self._config.copy(), **options)
-        return await self.read_stream(source, ForeignChunks()).abegin()
+    def stream(self, request: Request) -> Flow[Any]:
+        model, messages, options = self._call(request)
+        source = yield from Invoke(model.stream, model.astream, messages, self._config.copy(), **options)
+        return (yield from self.read_stream(source, ForeignChunks()))
 
     def translated(self) -> AbstractContextManager[None]:
         return as_backend_error(self.model)
@@ -88,11 +78,7 @@ class LangChainBackend(BorrowedModel):
     def _call(
         self, request: Request
     ) -> tuple[Runnable[LanguageModelInput, AIMessage], list[BaseMessage], dict[str, Any]]:
-        return (
-            offered(self._model, request),
-            window_for(self._model, request),
-            self._options(request),
-        )
+        return offered(self._model, request), window_for(self._model, request), self._options(request)
 
     def _options(self, request: Request) -> dict[str, Any]:
         fields = type(self._model).model_fields
@@ -109,10 +95,6 @@ class LangChainBackend(BorrowedModel):
         if request.extra:
             options |= {"extra_body": dict(request.extra)} if "extra_body" in names else dict(request.extra)
         return options
-
-    def _reply(self, answer: AIMessage) -> Reply:
-        message = from_langchain(answer)
-        return Reply(message, message.usage, message.finish_reason, answer)
 
 
 if TYPE_CHECKING:

@@ -1,28 +1,37 @@
-"""Turns one call of a chat model into the input of a session, or into a plain request."""
+"""Turns a call of a chat model into the input of a session or a plain request, whole or streamed, sync or async."""
 
 from __future__ import annotations
 
+import builtins
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.messages import LC_ID_PREFIX, BaseMessage
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import LC_ID_PREFIX, AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableConfig, ensure_config
 
-from ctxfold.adapters.refused_reasoning import PlainCalls
+from ctxfold._lifecycle import Closing
+from ctxfold.adapters.calls import PieceFlow, acall, aemit, call, each, emit
 from ctxfold.connect import check_fits
+from ctxfold.effects import Flow
 from ctxfold.engine.request import Options, check_call
 from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import ConfigError, EmptyMessagesError
-from ctxfold.history.records import SessionKey
-from ctxfold.protocols import Reply, Request, TokenCounter
-from ctxfold.stream import Fold, StreamPiece
+from ctxfold.protocols import Request, TokenCounter
 from ctxfold.validation import warn_caller
+from langchain_ctx.conversation import Conversation
 from langchain_ctx.message_lists import leading_count, name_refusals, prompt_text
 from langchain_ctx.messages import all_from_langchain, given_ids
-from langchain_ctx.session_routing import Address
+from langchain_ctx.session_routing import Address, address_of_call
+from langchain_ctx.sessions import KeepsSessions, PoolOf, Sessions
+from langchain_ctx.summarizer import listening
 from langchain_ctx.tools import choice, specs, with_answer_format
 
 SESSION = "ctxfold_session"
@@ -50,47 +59,41 @@ def reply_id(run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | Non
     return uuid.uuid4().hex if run is None else f"{LC_ID_PREFIX}-{run.run_id}"
 
 
-def turn_input_of(key: SessionKey, messages: Sequence[BaseMessage], options: Options, reply_id: str) -> TurnInput:
-    """Returns the input of a session: leading system messages are its prompts, and messages that it does not have are new."""
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """The arguments of one call of a chat model, and the session that it names."""
+
+    messages: Sequence[BaseMessage]
+    stop: list[str] | None
+    run_manager: Any
+    kwargs: dict[str, Any]
+    address: Address | None
+
+
+def check_list(messages: Sequence[BaseMessage]) -> None:
+    """Raises EmptyMessagesError for no message, and names the error results of malformed calls."""
     if not messages:
         raise EmptyMessagesError("no message to send: give at least one")
     name_refusals(messages)
-    lead = leading_count(messages)
-    # summaries are the session's own
-    rest = tuple(m for m in all_from_langchain(messages[lead:]) if m.kind == "message")
-    prompts = tuple(map(prompt_text, messages[:lead])) or None
-    return TurnInput(key, rest, options, prompts, given_ids=given_ids(messages), reply_id=reply_id)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatCall:
-    """The messages of one call, the options for the model, and the session that the call names."""
-
-    messages: Sequence[BaseMessage]
-    options: Options
-    session: Address | None
-    reply_id: str
-
-    def request(self, counter: Callable[[], TokenCounter]) -> Request:
-        """Returns the list as it is, for a plain chat model; ContextOverflowError where it exceeds the window asked for."""
-        if not self.messages:
-            raise EmptyMessagesError("no message to send: give at least one")
-        name_refusals(self.messages)
-        options = self.options
-        request = Request(
-            messages=tuple(all_from_langchain(self.messages)),
-            tools=options.tools,
-            tool_choice=options.tool_choice,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            stop=options.stop,
-            thinking=options.thinking,
-            model=options.model,
-            extra=options.extra,
-        )
-        if options.context_window is not None:
-            check_fits(request, options.context_window, counter())
-        return request
+def plain_request(messages: Sequence[BaseMessage], options: Options, counter: Callable[[], TokenCounter]) -> Request:
+    """Returns the list as it is, for a plain chat model; ContextOverflowError where it exceeds the window asked for."""
+    check_list(messages)
+    request = Request(
+        messages=tuple(all_from_langchain(messages)),
+        tools=options.tools,
+        tool_choice=options.tool_choice,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        stop=options.stop,
+        thinking=options.thinking,
+        model=options.model,
+        extra=options.extra,
+    )
+    if options.context_window is not None:
+        check_fits(request, options.context_window, counter())
+    return request
 
 
 def call_options(defaults: Options, row: Any, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> Options:
@@ -139,26 +142,148 @@ def _thinking(row: Any, setting: bool | str | None, forced: str | None) -> bool 
     return False if exclusive and row.thinking.off is not None else None
 
 
-def plain_stream(
-    calls: PlainCalls, request: Request, call: ChatCall, done: Callable[[Reply], None]
-) -> Generator[StreamPiece, None, None]:
-    """Yields the events of an answer that no session keeps; `done` gets the whole reply."""
-    fold = Fold(call.reply_id, call.options.model)
-    stream = calls.open_stream(request)
-    try:
-        for chunk in stream:
-            yield from fold.feed(chunk)
-    finally:
-        stream.close()
-    done(fold.close())
+class SessionChatModel(BaseChatModel, KeepsSessions, Closing):
+    """A chat model with sessions. All its entrances pass the config's session on as an argument of the call, and each kind of call
+    is written once, for sync and async."""
 
+    if TYPE_CHECKING:
+        session: str | None
+        owner: str
 
-async def plain_astream(
-    calls: PlainCalls, request: Request, call: ChatCall, done: Callable[[Reply], None]
-) -> AsyncGenerator[StreamPiece, None]:
-    fold = Fold(call.reply_id, call.options.model)
-    async with aclosing(await calls.aopen_stream(request)) as stream:
-        async for chunk in stream:
-            for event in fold.feed(chunk):
-                yield event
-    done(fold.close())
+    _passes_window: ClassVar[bool]  # with a call that no session serves
+
+    @abstractmethod
+    def _own_sessions(self) -> Sessions | None:
+        """Returns the sessions of this model; None where it keeps none."""
+
+    @abstractmethod
+    def _answer(self, call: ModelCall) -> Flow[ChatResult]: ...
+
+    @abstractmethod
+    def _pieces(self, call: ModelCall) -> PieceFlow[ChatGenerationChunk]: ...
+
+    def _pool(self) -> PoolOf:
+        sessions = self._own_sessions()
+        if sessions is None:
+            raise no_session()
+        return PoolOf(sessions, self.session, self.owner)
+
+    def __deepcopy__(self, memo: builtins.dict[int, Any] | None = None) -> Self:
+        """Returns a copy over the same connections and sessions."""
+        return self.model_copy()
+
+    def _with_session(
+        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
+    ) -> builtins.dict[str, Any]:
+        """Returns the call's arguments with its session and window, because `_generate` does not receive the config.
+
+        `prompt` is the input of the call.
+        """
+        if SESSION in kwargs:
+            return kwargs
+        config, sessions = ensure_config(config), self._own_sessions()
+        configurable = config.get("configurable", {})
+        windowed = with_window(configurable, kwargs)
+        if sessions is not None:
+            address = address_of_call(config, sessions.names(self.session, self.owner), prompt, kwargs)
+            if address is not None:
+                return {**windowed, SESSION: address.as_argument()}
+            sessions.expect_name(configurable)
+        return windowed if self._passes_window else kwargs
+
+    def _call(
+        self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, kwargs: builtins.dict[str, Any]
+    ) -> ModelCall:
+        kwargs = self._with_session(None, kwargs, messages)
+        named = kwargs.get(SESSION)
+        return ModelCall(messages, stop, run_manager, kwargs, None if named is None else Address.of(named))
+
+    def _conversation(self, call: ModelCall, options: Options, reply_id: str) -> Conversation:
+        """Returns the call in its session: leading system messages are its prompts, and messages that it does not have are new."""
+        sessions, address, messages = self._own_sessions(), call.address, call.messages
+        if sessions is None or address is None:
+            raise no_session()
+        check_list(messages)
+        lead = leading_count(messages)
+        # summaries are the session's own
+        rest = tuple(m for m in all_from_langchain(messages[lead:]) if m.kind == "message")
+        prompts = tuple(map(prompt_text, messages[:lead])) or None
+        given = given_ids(messages)
+        return Conversation(
+            sessions, address, TurnInput(address.key, rest, options, prompts, given_ids=given, reply_id=reply_id)
+        )
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return call(self._answer(self._call(messages, stop, run_manager, kwargs)))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return await acall(self._answer(self._call(messages, stop, run_manager, kwargs)))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        yield from emit(self._pieces(self._call(messages, stop, run_manager, kwargs)))
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        async with aclosing(aemit(self._pieces(self._call(messages, stop, run_manager, kwargs)))) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
+        with listening(config):
+            return super().invoke(input, config, **self._with_session(config, kwargs, input))
+
+    async def ainvoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        with listening(config):
+            return await super().ainvoke(input, config, **self._with_session(config, kwargs, input))
+
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
+        pieces = super().stream(input, config, **self._with_session(config, kwargs, input))
+        return emit(each(pieces, block=partial(listening, config)))
+
+    def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[AIMessageChunk]:
+        pieces = super().astream(input, config, **self._with_session(config, kwargs, input))
+        return aemit(each(pieces, block=partial(listening, config)))
+
+    if not TYPE_CHECKING:  # the base has overloads by version, which hold here too
+
+        def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+            """Events of one call; version="v3" gives a ChatModelStream, whose message has the id that a session stores."""
+            return super().stream_events(input, config, **self._with_session_for_events(config, kwargs, input))
+
+        def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+            return super().astream_events(input, config, **self._with_session_for_events(config, kwargs, input))
+
+    def _with_session_for_events(
+        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
+    ) -> builtins.dict[str, Any]:
+        """Versions 1 and 2 come through `stream`, which sees to it; version 3 goes past it."""
+        return self._with_session(config, kwargs, prompt) if kwargs.get("version") == "v3" else kwargs

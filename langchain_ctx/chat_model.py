@@ -5,19 +5,17 @@ from __future__ import annotations
 import builtins
 import os
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from pydantic import (
     BaseModel,
@@ -30,36 +28,32 @@ from pydantic import (
     model_validator,
 )
 
-from ctxfold._lifecycle import Closing, lasts, not_pickled
-from ctxfold.adapters.refused_reasoning import PlainCalls
+from ctxfold._lifecycle import lasts, not_pickled
+from ctxfold.adapters.calls import Invoke, PieceFlow, PlainCalls, each
 from ctxfold.connect import message_counter, named_provider, open_backend
+from ctxfold.effects import Flow
 from ctxfold.engine.request import Options
 from ctxfold.errors import ConfigError
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import ContextBackend, Reply, TokenCounter, Wire
-from ctxfold.stream import StreamPiece
+from ctxfold.stream import Fold
 from ctxfold.validation import as_dict, shown_url, whole_number
 from langchain_ctx.chat_calls import (
-    SESSION,
     WINDOW,
-    ChatCall,
+    ModelCall,
+    SessionChatModel,
     call_options,
     may_force,
-    no_session,
-    plain_astream,
-    plain_stream,
+    plain_request,
     reply_id,
-    turn_input_of,
-    with_window,
 )
 from langchain_ctx.chunks import ChunkWriter
-from langchain_ctx.conversation import Conversation
 from langchain_ctx.errors import translated
 from langchain_ctx.messages import from_langchain, to_langchain
 from langchain_ctx.models import model_profile
 from langchain_ctx.refusals import provider_label, unless_no_call
-from langchain_ctx.session_routing import Address, AddressedChatModel, address_of_call, check_fields
-from langchain_ctx.sessions import ContextSettings, KeepsSessions, PoolOf, Sessions
+from langchain_ctx.session_routing import check_fields
+from langchain_ctx.sessions import ContextSettings, Sessions
 from langchain_ctx.summarizer import ReportedSummarizer
 from langchain_ctx.tools import Method, bound_tools, call_settings, choice, parsed, specs, with_answer_format
 
@@ -105,7 +99,7 @@ class _Policy(ContextSettings, total=False):
     context_window: int | None
 
 
-class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
+class ChatCtx(SessionChatModel):
     """A chat model whose conversation may outgrow its window.
 
     Setup:
@@ -147,6 +141,8 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         `reply.usage_metadata`, with cached and reasoning tokens where the provider reports them.
     """
 
+    _passes_window: ClassVar[bool] = True
+
     model: str = ""
     provider: str = "generic"
     # `open_backend` checks it, with an error that names the provider's
@@ -176,7 +172,7 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     _backend: Any = PrivateAttr(default=None)
-    _calls: Any = PrivateAttr(default=None)
+    _calls: PlainCalls = PrivateAttr()
     _sessions: Sessions | None = PrivateAttr(default=None)
     _token_counter: TokenCounter | None = PrivateAttr(default=None)
     _derived: frozenset[str] = PrivateAttr(default=frozenset())
@@ -218,10 +214,6 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         if self._sessions is not None:
             yield from (("session", self.session), ("owner", self.owner), ("store", self._sessions.store))
         yield "context_window", self.context_window if self._sessions is None else self._sessions.context_window
-
-    def __deepcopy__(self, memo: builtins.dict[int, Any] | None = None) -> Self:
-        """Returns a copy over the same connections and sessions."""
-        return self.model_copy()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets a model be pickled whose store is the URL of a file or a server; an `api_key` that was given goes with it."""
@@ -351,11 +343,6 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
         """Returns the backend of this model, which has no session."""
         return self._backend  # type: ignore[no-any-return]
 
-    def _pool(self) -> PoolOf:
-        if self._sessions is None:
-            raise no_session()
-        return PoolOf(self._sessions, self.session, self.owner)
-
     def get_num_tokens(self, text: str) -> int:
         return self._counter().count_text(text)
 
@@ -369,119 +356,37 @@ class ChatCtx(AddressedChatModel, KeepsSessions, Closing):
             self._token_counter = message_counter(self.counter, model=self.model)
         return self._token_counter
 
-    # whose session
-
-    def _with_session(
-        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
-    ) -> builtins.dict[str, Any]:
-        """Returns the call's arguments with its session and window, because `_generate` does not receive the config."""
-        if SESSION in kwargs:
-            return kwargs
-        config = ensure_config(config)
-        configurable = config.get("configurable", {})
-        kwargs = with_window(configurable, kwargs)
-        if self._sessions is None:
-            return kwargs
-        address = address_of_call(config, self._sessions.names(self.session, self.owner), prompt, kwargs)
-        if address is None:
-            self._sessions.expect_name(configurable)
-            return kwargs
-        return {**kwargs, SESSION: address.as_argument()}
-
     # answering
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = self._call(messages, stop, kwargs)
-        with translated():
-            if call.session is None:
-                return self._result(self._calls.send(call.request(self._counter)))
-            return self._result(self._conversation(call).ask())
+    def _own_sessions(self) -> Sessions | None:
+        return self._sessions
 
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = self._call(messages, stop, kwargs)
+    def _answer(self, call: ModelCall) -> Flow[ChatResult]:
+        options = self._options(call.stop, call.kwargs)
         with translated():
-            if call.session is None:
-                return self._result(await self._calls.asend(call.request(self._counter)))
-            return self._result(await self._conversation(call).aask())
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(messages, stop, kwargs, run_manager)
-        writer, whole = self._writer(call), list[Reply]()
-        with translated():
-            events: Generator[StreamPiece, None, None]
-            if call.session is None:
-                events = plain_stream(self._calls, call.request(self._counter), call, whole.append)
+            if call.address is None:
+                reply = yield from self._calls.answer(plain_request(call.messages, options, self._counter))
             else:
-                events = self._conversation(call).stream(whole.append)
-            with closing(events):
-                for event in events:
-                    yield writer.event(event)
-        yield writer.last(whole[0].message)
-
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(messages, stop, kwargs, run_manager)
-        writer, whole = self._writer(call), list[Reply]()
-        with translated():
-            events: AsyncGenerator[StreamPiece, None]
-            if call.session is None:
-                events = plain_astream(self._calls, call.request(self._counter), call, whole.append)
-            else:
-                events = self._conversation(call).astream(whole.append)
-            async with aclosing(events):
-                async for event in events:
-                    yield writer.event(event)
-        yield writer.last(whole[0].message)
-
-    def _call(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None,
-        kwargs: builtins.dict[str, Any],
-        run: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
-    ) -> ChatCall:
-        """Returns the call; for an event stream with its run, from which LangChain derives the id of the message."""
-        kwargs = self._with_session(None, kwargs, messages)
-        named = kwargs.get(SESSION)
-        address = None if named is None else Address.of(named)
-        return ChatCall(messages, self._options(stop, kwargs), address, reply_id(run))
-
-    def _conversation(self, call: ChatCall) -> Conversation:
-        if self._sessions is None or call.session is None:
-            raise no_session()
-        turn_input = turn_input_of(call.session.key, call.messages, call.options, call.reply_id)
-        return Conversation(self._sessions, call.session, turn_input)
-
-    def _writer(self, call: ChatCall) -> ChunkWriter:
-        return ChunkWriter(call.reply_id, self._provider_name, blocks=self.output_version == "v1")
-
-    def _result(self, reply: Reply) -> ChatResult:
+                conversation = self._conversation(call, options, reply_id())
+                reply = yield from Invoke(conversation.ask, conversation.aask)
         message = to_langchain(reply.message)
         message.response_metadata["model_provider"] = self._provider_name
         return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _pieces(self, call: ModelCall) -> PieceFlow[ChatGenerationChunk]:
+        options, own_id = self._options(call.stop, call.kwargs), reply_id(call.run_manager)
+        writer, whole = ChunkWriter(own_id, self._provider_name, blocks=self.output_version == "v1"), list[Reply]()
+        with translated():
+            if call.address is None:
+                fold = Fold(own_id, options.model)
+                chunks = yield from self._calls.stream(plain_request(call.messages, options, self._counter))
+                yield from each(chunks, lambda chunk: map(writer.event, fold.feed(chunk)))
+                whole.append(fold.close())
+            else:
+                conversation = self._conversation(call, options, own_id)
+                events = yield from Invoke(conversation.stream, conversation.astream, whole.append)
+                yield from each(events, lambda event: (writer.event(event),))
+        yield writer.last(whole[0].message)
 
     # what a call asks for
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from langchain_core import exceptions as lc
 
-from ctxfold.adapters import model_calls
+from ctxfold.adapters import calls
 from ctxfold.errors import BackendError, ContextOverflowError, CtxError, MessageTooLargeError
 
 
@@ -124,7 +124,7 @@ def _model_error(error: BackendError) -> BackendError:
 
 def as_backend_error(model: str) -> AbstractContextManager[None]:
     """Raises BackendError for whatever a LangChain model raises in the block, with the kind that its class stands for."""
-    return model_calls.as_backend_error(model, _kind)
+    return calls.as_backend_error(model, _kind)
 
 
 def _kind(error: Exception) -> str | None:

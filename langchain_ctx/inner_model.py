@@ -16,8 +16,9 @@ from langchain_core.messages.ai import UsageMetadata, add_ai_message_chunks
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import Runnable
 
-from ctxfold.adapters.model_calls import ModelStream
+from ctxfold.adapters.calls import ModelStream
 from ctxfold.adapters.part_order import Place
+from ctxfold.effects import Flow
 from ctxfold.errors import ConfigError, MessageError
 from ctxfold.history.cuts import later_system_as_users
 from ctxfold.history.records import SessionKey
@@ -464,7 +465,7 @@ class _InnerChunks:
 
 def inner_stream(
     source: Any, model: str, pieces: Pieces, output_version: str | None
-) -> ModelStream[ChatGenerationChunk]:
+) -> Flow[ModelStream[ChatGenerationChunk]]:
     """Returns the stream of one of `_stream` and `_astream`; the pieces that an earlier attempt has left are dropped."""
     pieces.forget()
-    return ModelStream(source, _InnerChunks(pieces, output_version), model, partial(as_backend_error, model))
+    return ModelStream(source, _InnerChunks(pieces, output_version), model, partial(as_backend_error, model)).begin()

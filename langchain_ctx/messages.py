@@ -36,7 +36,7 @@ from ctxfold.messages import (
     ToolResultPart,
     Usage,
 )
-from ctxfold.protocols import UuidIds
+from ctxfold.protocols import Reply, UuidIds
 from ctxfold.validation import as_list, is_a, json_object, json_problem, kind_of
 from langchain_ctx.content import RESULT_SEPARATOR, as_json, content_of, parts_of, without_thought_blocks
 
@@ -203,6 +203,12 @@ _new_id = UuidIds().new
 def all_from_langchain(messages: Iterable[BaseMessage], *, new_id: Callable[[], str] = _new_id) -> list[Message]:
     """Converts the messages of a list, with each tool result under the id of the call that it answers."""
     return with_known_calls([from_langchain(m, new_id=new_id) for m in messages], ended=True)
+
+
+def reply_of(answer: BaseMessage, raw: object) -> Reply:
+    """Returns a model's whole answer as a reply; `raw` is what the model itself returned."""
+    message = from_langchain(answer)
+    return Reply(message, message.usage, message.finish_reason, raw)
 
 
 def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _new_id) -> Message:

@@ -26,8 +26,8 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.types import Command
 
+from ctxfold.adapters.calls import Invoke, acall, call, original_error
 from ctxfold.adapters.history_tools import HISTORY_TOOLS, HistoryTool, history_tools
-from ctxfold.adapters.model_calls import original_error
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.effects import Flow
 from ctxfold.engine.attach import BRANCH, Attachment, follow, is_own, new_branch
@@ -42,13 +42,16 @@ from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import all_of, check_name, kind_of, name_or_own
-from langchain_ctx.active_model import (
+from langchain_ctx.active_call import (
     Caller,
     CallersModel,
     CallersSummarizer,
+    Report,
+    annotated,
     calling,
     check_sends_window,
     keeps_sessions,
+    reporting,
 )
 from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.errors import as_backend_error, translated
@@ -63,10 +66,9 @@ from langchain_ctx.message_lists import (
     prompt_text,
     with_given_prompts,
 )
-from langchain_ctx.messages import digest_of, from_langchain, with_own_ids
+from langchain_ctx.messages import digest_of, from_langchain, reply_of, with_own_ids
 from langchain_ctx.models import chosen_model, is_configurable
 from langchain_ctx.reasoning import returning
-from langchain_ctx.reporting import Report, annotated, reporting
 from langchain_ctx.session_routing import (
     MADE_FROM,
     Address,
@@ -348,8 +350,7 @@ def reply_from(response: ModelResponse[Any]) -> Reply:
         )
     for message in response.result:
         message.id = message.id or uuid.uuid4().hex
-    reply = from_langchain(first)
-    return Reply(reply, reply.usage, reply.finish_reason, response)
+    return reply_of(first, response)
 
 
 def response_of(reply: Reply) -> ModelResponse[Any]:
@@ -460,48 +461,35 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
-        request = _with_chosen_model(request)
-        turn = self._turn(request)
-        if turn is None:
-            return handler(request.override(tools=self._usable_tools(request)))
-
-        def send(window: Request) -> Reply:
-            report.send()
-            with as_backend_error(type(turn.model).__name__), annotated(turn.metadata(window)):
-                return reply_from(handler(turn.request_with(window)))
-
-        def repeat(window: Request) -> Reply:
-            with as_backend_error(type(turn.model).__name__), asking_for_summary():
-                return reply_from(handler(turn.summary_request(window)))
-
-        caller = Caller(turn.model, send=send, repeat=repeat, repeats=turn.repeats, own=request.model)
-        with self._call(turn, caller) as (report, flow):
-            answer = self._sessions.run(turn.root.key, flow)
-            report.send()
-            return answer
+        return call(self._wrapped(request, handler, None))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Any:
+        return await acall(self._wrapped(request, None, handler))
+
+    def _wrapped(
+        self, request: ModelRequest[Any], handler: Callable[..., Any] | None, ahandler: Callable[..., Any] | None
+    ) -> Flow[Any]:
         request = _with_chosen_model(request)
         turn = self._turn(request)
         if turn is None:
-            return await handler(request.override(tools=self._usable_tools(request)))
+            return (yield from Invoke(handler, ahandler, request.override(tools=self._usable_tools(request))))
 
-        async def asend(window: Request) -> Reply:
-            await report.asend()
+        def answer(window: Request) -> Flow[Reply]:
+            yield from Invoke(report.send, report.asend)
             with as_backend_error(type(turn.model).__name__), annotated(turn.metadata(window)):
-                return reply_from(await handler(turn.request_with(window)))
+                return reply_from((yield from Invoke(handler, ahandler, turn.request_with(window))))
 
-        async def arepeat(window: Request) -> Reply:
+        def repeat(window: Request) -> Flow[Reply]:
             with as_backend_error(type(turn.model).__name__), asking_for_summary():
-                return reply_from(await handler(turn.summary_request(window)))
+                return reply_from((yield from Invoke(handler, ahandler, turn.summary_request(window))))
 
-        caller = Caller(turn.model, asend=asend, arepeat=arepeat, repeats=turn.repeats, own=request.model)
+        caller = Caller(turn.model, answer=answer, repeat=repeat, repeats=turn.repeats, own=request.model)
         with self._call(turn, caller) as (report, flow):
-            answer = await self._sessions.arun(turn.root.key, flow)
-            await report.asend()
-            return answer
+            response = yield from Invoke(self._sessions.run, self._sessions.arun, turn.root.key, flow)
+            yield from Invoke(report.send, report.asend)
+            return response
 
     @contextmanager
     def _call(

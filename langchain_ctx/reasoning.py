@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
-from ctxfold.adapters.model_calls import Replay, no_replay, replaying
+from ctxfold.adapters.calls import Replay, no_replay, replaying
 from ctxfold.connect import reasoning_rules
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import BackendCapabilities, ContextBackend, Request, Wire, capabilities_of

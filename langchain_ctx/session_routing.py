@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import builtins
 import re
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messages
+from langchain_core.messages import convert_to_messages
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig, ensure_config
 
-from ctxfold.adapters.model_calls import aeach_within, each_within
 from ctxfold.engine.attach import BRANCH
 from ctxfold.errors import ConfigError
 from ctxfold.history.records import SessionKey
 from ctxfold.validation import check_name, kind_of
-from langchain_ctx.callbacks import listening
 
 WITHIN = "|"  # between a thread and a place in its graph, as LangGraph parts such places
 RUN = ":"  # between a node of such a place and its run
@@ -199,50 +193,3 @@ def sessions_of(thread: str, names: Iterable[str]) -> list[str]:
     branch = rf"({BRANCH}[0-9a-f]{{8}})*"
     pattern = re.compile(rf"{re.escape(thread)}{branch}({re.escape(WITHIN)}.+)?", re.DOTALL)
     return [name for name in names if pattern.fullmatch(name)]
-
-
-class AddressedChatModel(BaseChatModel, ABC):
-    """A chat model all of whose entrances pass the config's session on, as an argument of the call."""
-
-    @abstractmethod
-    def _with_session(
-        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
-    ) -> builtins.dict[str, Any]:
-        """Returns the call's arguments with its session; `prompt` is the input of the call."""
-
-    def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
-        with listening(config):
-            return super().invoke(input, config, **self._with_session(config, kwargs, input))
-
-    async def ainvoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        with listening(config):
-            return await super().ainvoke(input, config, **self._with_session(config, kwargs, input))
-
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        pieces = super().stream(input, config, **self._with_session(config, kwargs, input))
-        return each_within(cast("Generator[AIMessageChunk, None, None]", pieces), partial(listening, config))
-
-    def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[AIMessageChunk]:
-        pieces = super().astream(input, config, **self._with_session(config, kwargs, input))
-        return aeach_within(cast("AsyncGenerator[AIMessageChunk, None]", pieces), partial(listening, config))
-
-    if not TYPE_CHECKING:  # the base has overloads by version, which hold here too
-
-        def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-            """Events of one call; version="v3" gives a ChatModelStream, whose message has the id that a session stores."""
-            return super().stream_events(input, config, **self._with_session_for_events(config, kwargs, input))
-
-        def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-            return super().astream_events(input, config, **self._with_session_for_events(config, kwargs, input))
-
-    def _with_session_for_events(
-        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
-    ) -> builtins.dict[str, Any]:
-        """Versions 1 and 2 come through `stream`, which sees to it; version 3 goes past it."""
-        return self._with_session(config, kwargs, prompt) if kwargs.get("version") == "v3" else kwargs

@@ -5,25 +5,30 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
-    AsyncCallbackManagerForLLMRun,
+    BaseCallbackHandler,
+    BaseCallbackManager,
     CallbackManager,
-    CallbackManagerForLLMRun,
+    Callbacks,
 )
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, MessageLikeRepresentation, convert_to_messages
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tracers._streaming import _StreamingCallbackHandler
+from langchain_core.tracers.context import _configure_hooks  # pyright: ignore[reportPrivateUsage]
 
-from ctxfold.adapters.model_calls import BorrowedModel
+from ctxfold.adapters.calls import BorrowedModel, Invoke
 from ctxfold.adapters.summaries import SummaryWriter
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.compaction.summarize import Summary
+from ctxfold.effects import Flow
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import assistant
 from ctxfold.protocols import (
@@ -36,14 +41,63 @@ from ctxfold.protocols import (
 )
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of
-from langchain_ctx.callbacks import listeners
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import messages_to_send, window_for
 from langchain_ctx.message_lists import with_given_prompts
-from langchain_ctx.messages import from_langchain, to_langchain
+from langchain_ctx.messages import from_langchain, reply_of, to_langchain
 from langchain_ctx.models import may_think, model_name, model_window, named_model
 
 TAGS, RUN_NAME = ["nostream", "ctxfold:summary"], "ctxfold summary"
+
+
+_CALLBACKS: ContextVar[Any] = ContextVar("ctxfold_callbacks", default=None)
+
+
+@contextmanager
+def listening(config: RunnableConfig | None) -> Generator[None, None, None]:
+    """Summaries that are written within the block report to the callbacks of this call."""
+    token = _CALLBACKS.set(ensure_config(config).get("callbacks"))
+    try:
+        yield
+    finally:
+        _CALLBACKS.reset(token)
+
+
+def listeners() -> Callbacks:
+    """Returns callbacks that hear of a summary's run, within the run that needs it, with its usage and none of its tokens.
+
+    What streams events or messages to a user hears nothing: a summary is no part of the answer.
+    """
+    current: Any = _CALLBACKS.get() or ensure_config().get("callbacks") or []
+    handlers = current.inheritable_handlers if isinstance(current, BaseCallbackManager) else current
+    quiet = [_without_tokens(h) for h in handlers if not isinstance(h, _StreamingCallbackHandler)]
+    if not isinstance(current, BaseCallbackManager):
+        return quiet
+    manager = current.copy()
+    manager.set_handlers(quiet)
+    return manager
+
+
+def _without_tokens(handler: BaseCallbackHandler) -> BaseCallbackHandler:
+    """Returns the handler itself where it takes no tokens, or where LangChain adds it to each run that lacks this very object."""
+    takes_none = type(handler).on_llm_new_token is BaseCallbackHandler.on_llm_new_token
+    added = any(variable.get() is handler for variable, *_ in _configure_hooks)
+    return handler if takes_none or added else _WithoutTokens(handler)
+
+
+class _WithoutTokens(BaseCallbackHandler):
+    """Wraps a callback handler so that it receives no tokens. It has the handler's class, by which tracers are told apart."""
+
+    def __init__(self, handler: BaseCallbackHandler) -> None:
+        self._handler = handler
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("_handler", "on_llm_new_token"):
+            return super().__getattribute__(name)
+        return getattr(super().__getattribute__("_handler"), name)
+
+    def on_llm_new_token(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: tokens of a summary are not reported."""
 
 
 def _config() -> RunnableConfig:
@@ -81,26 +135,13 @@ class ChatModelSummarizer(BorrowedModel):
     def model(self) -> str:
         return model_name(self._model)
 
-    def send(self, request: Request) -> Reply:
+    def answer(self, request: Request) -> Flow[Reply]:
+        arguments = {**self._options, **limits(self._model, request)}
         with as_backend_error(f"the summariser {self.model}"):
-            answer = self._model.invoke(self._messages(request), _config(), **self._arguments(request))
-        return self._reply(answer)
-
-    async def asend(self, request: Request) -> Reply:
-        with as_backend_error(f"the summariser {self.model}"):
-            answer = await self._model.ainvoke(self._messages(request), _config(), **self._arguments(request))
-        return self._reply(answer)
-
-    def _messages(self, request: Request) -> list[BaseMessage]:
-        return with_given_prompts(window_for(self._model, request), self._given)
-
-    def _arguments(self, request: Request) -> dict[str, Any]:
-        return {**self._options, **limits(self._model, request)}
-
-    def _reply(self, answer: object) -> Reply:
+            messages = with_given_prompts(window_for(self._model, request), self._given)
+            answer = yield from Invoke(self._model.invoke, self._model.ainvoke, messages, _config(), **arguments)
         if isinstance(answer, AIMessage):
-            message = from_langchain(answer)
-            return Reply(message, message.usage, message.finish_reason, answer)
+            return reply_of(answer, answer)
         if isinstance(answer, str):
             return Reply(assistant(answer, id=uuid.uuid4().hex), raw=answer)
         raise BackendError(
@@ -135,39 +176,19 @@ class ReportedSummarizer(BorrowedModel):
     def _continues(self, request: Request) -> bool:
         return request.model in (None, self._backend.model) and answers_freely(request.extra)
 
-    def send(self, request: Request) -> Reply:
-        run = self._run(request)
+    def answer(self, request: Request) -> Flow[Reply]:
+        managers: Any = CallbackManager.configure, AsyncCallbackManager.configure
+        manager = yield from Invoke(*managers, listeners(), inheritable_tags=TAGS)
+        start, messages = manager.on_chat_model_start, messages_to_send(request.messages)
+        (run,) = yield from Invoke(start, start, {"name": self.model}, [messages], name=RUN_NAME)
         try:
-            reply = self._backend.send(request)
+            reply: Reply = yield from Invoke(self._backend.send, self._backend.asend, request)
         except BaseException as error:
-            run.on_llm_error(error)
+            yield from Invoke(run.on_llm_error, run.on_llm_error, error)
             raise
-        run.on_llm_end(_result(reply))
+        result = LLMResult(generations=[[ChatGeneration(message=to_langchain(reply.message))]])
+        yield from Invoke(run.on_llm_end, run.on_llm_end, result)
         return reply
-
-    async def asend(self, request: Request) -> Reply:
-        run = await self._arun(request)
-        try:
-            reply = await self._backend.asend(request)
-        except BaseException as error:
-            await run.on_llm_error(error)
-            raise
-        await run.on_llm_end(_result(reply))
-        return reply
-
-    def _run(self, request: Request) -> CallbackManagerForLLMRun:
-        manager = CallbackManager.configure(listeners(), inheritable_tags=TAGS)
-        return manager.on_chat_model_start({"name": self.model}, [messages_to_send(request.messages)], name=RUN_NAME)[0]
-
-    async def _arun(self, request: Request) -> AsyncCallbackManagerForLLMRun:
-        manager = AsyncCallbackManager.configure(listeners(), inheritable_tags=TAGS)
-        return (
-            await manager.on_chat_model_start({"name": self.model}, [messages_to_send(request.messages)], name=RUN_NAME)
-        )[0]
-
-
-def _result(reply: Reply) -> LLMResult:
-    return LLMResult(generations=[[ChatGeneration(message=to_langchain(reply.message))]])
 
 
 def limits(model: object, request: Request) -> dict[str, Any]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack, cast, overload
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
@@ -20,21 +18,21 @@ from langchain_core.runnables import (
     RunnableConfig,
     RunnableParallel,
     RunnableSequence,
-    ensure_config,
 )
 from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, Field
 
-from ctxfold._lifecycle import Closing, not_pickled
-from ctxfold.adapters.model_calls import ModelStream, aeach_within, each_within, original_error
+from ctxfold._lifecycle import not_pickled
+from ctxfold.adapters.calls import Invoke, ModelStream, PieceFlow, each, original_error
 from ctxfold.compaction.live_prefix import answers_freely
+from ctxfold.effects import Flow
 from ctxfold.engine.request import Options, check_call, limit_among
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Reply, Request, Store, TokenCounter
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import is_a, kind_of
-from langchain_ctx.active_model import (
+from langchain_ctx.active_call import (
     Caller,
     CallersModel,
     CallersSummarizer,
@@ -42,16 +40,15 @@ from langchain_ctx.active_model import (
     check_sends_window,
     keeps_sessions,
 )
-from langchain_ctx.chat_calls import SESSION, WINDOW, no_session, reply_id, turn_input_of, with_window
-from langchain_ctx.conversation import Conversation
+from langchain_ctx.chat_calls import SESSION, WINDOW, ModelCall, SessionChatModel, no_session, reply_id
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import Pieces, inner_stream
 from langchain_ctx.message_lists import leading_count, with_given_prompts
-from langchain_ctx.messages import from_langchain
+from langchain_ctx.messages import reply_of
 from langchain_ctx.models import chosen_model, is_configurable, model_name, model_window, unknown_window
 from langchain_ctx.reasoning import check_model, returning
-from langchain_ctx.session_routing import Address, AddressedChatModel, address_of_call, check_fields
-from langchain_ctx.sessions import ContextSettings, HoldsSessions, KeepsSessions, PoolOf, Sessions
+from langchain_ctx.session_routing import check_fields
+from langchain_ctx.sessions import ContextSettings, HoldsSessions, KeepsSessions, Sessions
 from langchain_ctx.summarizer import ChatModelSummarizer
 from langchain_ctx.tools import counted, is_free
 
@@ -71,10 +68,9 @@ def options_of(kwargs: Mapping[str, Any]) -> Options:
     )
 
 
-def reply_of(result: ChatResult) -> Reply:
+def _reply_of(result: ChatResult) -> Reply:
     answer = result.generations[0].message
-    message = from_langchain(answer if answer.id else answer.model_copy(update={"id": reply_id()}))
-    return Reply(message, message.usage, message.finish_reason, result)
+    return reply_of(answer if answer.id else answer.model_copy(update={"id": reply_id()}), result)
 
 
 def result_of(reply: Reply) -> ChatResult:
@@ -193,8 +189,10 @@ def _in_sessions(model: BaseChatModel, sessions: Sessions, session: str | None, 
     )
 
 
-class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
+class ContextChatModel(SessionChatModel):
     """The model that `with_context` returns; `inner` is the model that answers."""
+
+    _passes_window: ClassVar[bool] = False
 
     inner: BaseChatModel
     session: str | None = None
@@ -209,10 +207,8 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
             check_fields(data)
             super().__init__(**data)
 
-    def _pool(self) -> PoolOf:
-        if self.sessions is None:
-            raise no_session()
-        return PoolOf(self.sessions, self.session, self.owner)
+    def _own_sessions(self) -> Sessions | None:
+        return self.sessions
 
     # what it is
 
@@ -222,10 +218,6 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         return f"ContextChatModel({inner}, {where})"
 
     __str__ = __repr__
-
-    def __deepcopy__(self, memo: builtins.dict[int, Any] | None = None) -> Self:
-        """Returns a copy over the same sessions and the same inner model, whose connections cannot be copied."""
-        return self.model_copy()
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self)
@@ -274,53 +266,21 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
         # another than the inner one is a copy of it for another address or with other settings
         return _placed(chain, lambda model: self if model is self.inner else self.model_copy(update={"inner": model}))
 
-    # whose session
+    # answering
 
-    def _with_session(
-        self, config: RunnableConfig | None, kwargs: builtins.dict[str, Any], prompt: object
-    ) -> builtins.dict[str, Any]:
-        if SESSION in kwargs:
-            return kwargs
-        config = ensure_config(config)
-        configurable = config.get("configurable", {})
-        if self.sessions is None:
-            return kwargs
-        address = address_of_call(config, self.sessions.names(self.session, self.owner), prompt, kwargs)
-        if address is None:
-            self.sessions.expect_name(configurable)
-            return kwargs
-        return {**with_window(configurable, kwargs), SESSION: address.as_argument()}
-
-    def _split_arguments(
-        self, messages: Sequence[BaseMessage], kwargs: builtins.dict[str, Any]
-    ) -> tuple[Address | None, Options, builtins.dict[str, Any]]:
-        """Returns the call's session, what its engine has to know, and the arguments for the model."""
-        kwargs = self._with_session(None, kwargs, messages)
-        named = kwargs.get(SESSION)
-        if named is None:
-            return None, Options(), kwargs
-        rest = {name: value for name, value in kwargs.items() if name not in (SESSION, WINDOW)}
-        options = options_of(kwargs)
+    def _split_arguments(self, call: ModelCall) -> tuple[Options, builtins.dict[str, Any]]:
+        """Returns what the engine of the call's session has to know, and the arguments for the model."""
+        options = options_of(call.kwargs)
         if options.context_window is None and self.sessions is not None:
             options = replace(options, context_window=self.sessions.window_of(self.inner))
-        return Address.of(named), options, rest
+        return options, {name: value for name, value in call.kwargs.items() if name not in (SESSION, WINDOW)}
 
-    def _converter(
-        self, sessions: Sessions, address: Address, messages: Sequence[BaseMessage]
-    ) -> Callable[[Request], list[BaseMessage]]:
-        """Returns what makes the model's messages of a window; the list's own system messages stay as they were given."""
-        given = messages[: leading_count(messages)]
-        return lambda window: with_given_prompts(sessions.windows.window_for(address.key, self.inner, window), given)
-
-    def _caller(
-        self, messages: Sequence[BaseMessage], options: Options, rest: builtins.dict[str, Any], **ways: Any
-    ) -> Caller:
+    def _caller(self, call: ModelCall, options: Options, rest: builtins.dict[str, Any], **ways: Any) -> Caller:
         """Returns how this call asks the model; a summary on the live prefix gets the same arguments."""
-        summaries = ChatModelSummarizer(self.inner, rest, messages[: leading_count(messages)])
+        summaries = ChatModelSummarizer(self.inner, rest, call.messages[: leading_count(call.messages)])
         return Caller(
             self.inner,
-            repeat=summaries.send,
-            arepeat=summaries.asend,
+            repeat=summaries.answer,
             repeats=lambda request: (
                 is_free(rest.get("tool_choice"))
                 and answers_freely(rest.keys() - {"tool_choice"})
@@ -329,7 +289,12 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
             **ways,
         )
 
-    # answering
+    def _window(self, call: ModelCall, window: Request) -> list[BaseMessage]:
+        """Returns the model's messages of a window; the list's own system messages stay as they were given."""
+        if self.sessions is None or call.address is None:
+            raise no_session()
+        messages = self.sessions.windows.window_for(call.address.key, self.inner, window)
+        return with_given_prompts(messages, call.messages[: leading_count(call.messages)])
 
     def _generate_with_cache(self, *args: Any, **kwargs: Any) -> ChatResult:
         """Skips what LangChain's base class does here: the inner model caches, limits and streams to listeners itself."""
@@ -338,124 +303,54 @@ class ContextChatModel(AddressedChatModel, KeepsSessions, Closing):
     async def _agenerate_with_cache(self, *args: Any, **kwargs: Any) -> ChatResult:
         return await self._agenerate(*args, **kwargs)
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        address, options, rest = self._split_arguments(messages, kwargs)
+    def _answer(self, call: ModelCall) -> Flow[ChatResult]:
         inner: Any = self.inner
-        name = model_name(inner)
-
         # with the model's cache and rate limiter; its tokens are told to this call's listeners
-        generate = partial(inner._generate_with_cache, stop=stop, run_manager=run_manager, **rest)
-        if address is None or self.sessions is None:
-            return cast("ChatResult", generate(messages))
-        convert = self._converter(self.sessions, address, messages)
+        generate = partial(
+            Invoke,
+            inner._generate_with_cache,
+            inner._agenerate_with_cache,
+            stop=call.stop,
+            run_manager=call.run_manager,
+        )
+        if call.address is None:
+            return cast("ChatResult", (yield from generate(call.messages, **call.kwargs)))
+        options, rest = self._split_arguments(call)
 
-        def send(window: Request) -> Reply:
-            with as_backend_error(name):
-                return reply_of(generate(convert(window)))
+        def answer(window: Request) -> Flow[Reply]:
+            with as_backend_error(model_name(inner)):
+                return _reply_of((yield from generate(self._window(call, window), **rest)))
 
-        with translated(), original_error(), calling(self._caller(messages, options, rest, send=send)):
-            turn_input = turn_input_of(address.key, messages, options, reply_id())
-            return result_of(Conversation(self.sessions, address, turn_input).ask())
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        address, options, rest = self._split_arguments(messages, kwargs)
-        inner: Any = self.inner
-        name = model_name(inner)
-
-        generate = partial(inner._agenerate_with_cache, stop=stop, run_manager=run_manager, **rest)
-        if address is None or self.sessions is None:
-            return cast("ChatResult", await generate(messages))
-        convert = self._converter(self.sessions, address, messages)
-
-        async def asend(window: Request) -> Reply:
-            with as_backend_error(name):
-                return reply_of(await generate(convert(window)))
-
-        with translated(), original_error(), calling(self._caller(messages, options, rest, asend=asend)):
-            turn_input = turn_input_of(address.key, messages, options, reply_id())
-            return result_of(await Conversation(self.sessions, address, turn_input).aask())
+        with translated(), original_error(), calling(self._caller(call, options, rest, answer=answer)):
+            conversation = self._conversation(call, options, reply_id())
+            return result_of((yield from Invoke(conversation.ask, conversation.aask)))
 
     def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
         inner: Any = self.inner
         answers = inner._should_stream(async_api=async_api, run_manager=run_manager, **{**kwargs, "stream": True})
         return bool(answers) and super()._should_stream(async_api=async_api, run_manager=run_manager, **kwargs)
 
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        address, options, rest = self._split_arguments(messages, kwargs)
+    def _pieces(self, call: ModelCall) -> PieceFlow[ChatGenerationChunk]:
         inner: Any = self.inner
-        name = model_name(inner)
-        pieces = Pieces(reply_id(run_manager))
-        if address is None or self.sessions is None:
-            yield from inner._stream(messages, stop=stop, **rest)
+        stream = partial(Invoke, inner._stream, inner._astream, stop=call.stop)
+        if call.address is None:
+            yield from each((yield from stream(call.messages, **call.kwargs)))
             return
-        convert = self._converter(self.sessions, address, messages)
+        options, rest = self._split_arguments(call)
+        pieces = Pieces(reply_id(call.run_manager))
 
-        def open_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
-            if inner.rate_limiter:
-                inner.rate_limiter.acquire(blocking=True)
-            source = inner._stream(convert(window), stop=stop, **rest)
-            return inner_stream(source, name, pieces, inner.output_version).begin()
+        def begin(window: Request) -> Flow[ModelStream[ChatGenerationChunk]]:
+            if (limiter := inner.rate_limiter) is not None:
+                yield from Invoke(limiter.acquire, limiter.aacquire, blocking=True)
+            source = yield from stream(self._window(call, window), **rest)
+            return (yield from inner_stream(source, model_name(inner), pieces, inner.output_version))
 
-        turn_input = turn_input_of(address.key, messages, options, pieces.reply_id)
-        caller = self._caller(messages, options, rest, open_stream=open_stream)
+        conversation = self._conversation(call, options, pieces.reply_id)
+        caller = self._caller(call, options, rest, stream=begin)
         with translated(), original_error():
-            events = Conversation(self.sessions, address, turn_input).stream()
-            with closing(each_within(events, partial(calling, caller))) as seen:
-                for _ in seen:
-                    yield from pieces.take()
+            events = yield from Invoke(conversation.stream, conversation.astream)
+            yield from each(events, lambda _: pieces.take(), partial(calling, caller))
             yield from pieces.take()
-
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        address, options, rest = self._split_arguments(messages, kwargs)
-        inner: Any = self.inner
-        name = model_name(inner)
-        pieces = Pieces(reply_id(run_manager))
-        if address is None or self.sessions is None:
-            async for piece in inner._astream(messages, stop=stop, **rest):
-                yield piece
-            return
-        convert = self._converter(self.sessions, address, messages)
-
-        async def aopen_stream(window: Request) -> ModelStream[ChatGenerationChunk]:
-            if inner.rate_limiter:
-                await inner.rate_limiter.aacquire(blocking=True)
-            source = inner._astream(convert(window), stop=stop, **rest)
-            return await inner_stream(source, name, pieces, inner.output_version).abegin()
-
-        turn_input = turn_input_of(address.key, messages, options, pieces.reply_id)
-        caller = self._caller(messages, options, rest, aopen_stream=aopen_stream)
-        with translated(), original_error():
-            events = Conversation(self.sessions, address, turn_input).astream()
-            async with aclosing(aeach_within(events, partial(calling, caller))) as seen:
-                async for _ in seen:
-                    for piece in pieces.take():
-                        yield piece
-            for piece in pieces.take():
-                yield piece
 
     def close(self) -> None:
         """Closes the store that was opened for this model; the inner model belongs to its creator."""

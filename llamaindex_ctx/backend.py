@@ -13,16 +13,15 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM
 from llama_index.core.tools.types import BaseTool, ToolMetadata, ToolOutput
 
-from ctxfold.adapters.model_calls import BorrowedModel, ModelStream
+from ctxfold.adapters.calls import BorrowedModel, Invoke, ModelStream
 from ctxfold.connect import reasoning_rules
+from ctxfold.effects import Flow
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.history.cuts import later_system_as_users, results_in_order
 from ctxfold.messages import Message, Opaque, ReasoningPart, ToolSpec, Usage
 from ctxfold.protocols import (
-    AsyncChunkStream,
     BackendCapabilities,
     Chunk,
-    ChunkStream,
     ContextBackend,
     Reply,
     Request,
@@ -176,55 +175,37 @@ class LlamaIndexBackend(BorrowedModel):
         # a message of LlamaIndex has no place for the service's own summary
         return replace(capabilities_of(llm.backend, model), compacts_from=None, of_model=self._capabilities_for)
 
-    def send(self, request: Request) -> Reply:
+    def answer(self, request: Request) -> Flow[Reply]:
         messages, options = self._call_arguments(request)
         with self.translated():
             if request.tools:
-                return whole_reply(self._calling().chat_with_tools(chat_history=messages, **options), self.model)
-            return whole_reply(self.llm.chat(messages, **options), self.model)
-
-    async def asend(self, request: Request) -> Reply:
-        messages, options = self._call_arguments(request)
-        with self.translated():
-            if request.tools:
-                answer = await self._calling().achat_with_tools(chat_history=messages, **options)
+                llm = self._calling()
+                called = Invoke(llm.chat_with_tools, llm.achat_with_tools, chat_history=messages, **options)
             else:
-                answer = await self.llm.achat(messages, **options)
-            return whole_reply(answer, self.model)
+                called = Invoke(self.llm.chat, self.llm.achat, messages, **options)
+            return whole_reply((yield from called), self.model)
 
-    def open_stream(self, request: Request) -> ChunkStream:
+    def stream(self, request: Request) -> Flow[Any]:
         usage = self._usage_option()
         try:
-            return self._streamed(request, usage).begin()
+            return (yield from self._streamed(request, usage))
         except BackendError as error:
             self._refused_usage(error, usage)
-        return self._streamed(request, {}).begin()
+        return (yield from self._streamed(request, {}))
 
-    async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        usage = self._usage_option()
-        try:
-            return await (await self._astreamed(request, usage)).abegin()
-        except BackendError as error:
-            self._refused_usage(error, usage)
-        return await (await self._astreamed(request, {})).abegin()
-
-    def _streamed(self, request: Request, usage: Mapping[str, Any]) -> ModelStream[ChatResponse]:
+    def _streamed(self, request: Request, usage: Mapping[str, Any]) -> Flow[ModelStream[ChatResponse]]:
         messages, options = self._call_arguments(request)
+        options = {**usage, **options}
         with self.translated():
             if request.tools:
-                source = self._calling().stream_chat_with_tools(chat_history=messages, **usage, **options)
+                llm = self._calling()
+                called = Invoke(
+                    llm.stream_chat_with_tools, llm.astream_chat_with_tools, chat_history=messages, **options
+                )
             else:
-                source = self.llm.stream_chat(messages, **usage, **options)
-        return self.read_stream(source, CumulativeChunks(self.model))
-
-    async def _astreamed(self, request: Request, usage: Mapping[str, Any]) -> ModelStream[ChatResponse]:
-        messages, options = self._call_arguments(request)
-        with self.translated():
-            if request.tools:
-                source = await self._calling().astream_chat_with_tools(chat_history=messages, **usage, **options)
-            else:
-                source = await self.llm.astream_chat(messages, **usage, **options)
-        return self.read_stream(source, CumulativeChunks(self.model))
+                called = Invoke(self.llm.stream_chat, self.llm.astream_chat, messages, **options)
+            source = yield from called
+        return (yield from self.read_stream(source, CumulativeChunks(self.model)))
 
     def _usage_option(self) -> Mapping[str, Any]:
         """Returns the argument by which LlamaIndex's OpenAI client asks for the usage of a stream, unless its user has set it."""

@@ -26,7 +26,7 @@ from ctxfold.policy.settings import session_limit
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
 from ctxfold.validation import check_name
-from llamaindex_ctx.memory_factory import source_of
+from llamaindex_ctx.memory_settings import chat_store_source, source_of
 from llamaindex_ctx.messages import from_chat_messages, listed, to_chat_message, to_chat_messages, with_distinct_ids
 from llamaindex_ctx.metadata import is_section, without_marks
 from llamaindex_ctx.store_registry import Source, find_source, forget, name_of, stored_name
@@ -271,8 +271,6 @@ class CtxAsyncChatStore(AsyncDBChatStore, Closing):
     def __init__(
         self, store: str | Store | None = None, *, owner: str = "default", max_sessions: int | None = None, **stock: Any
     ) -> None:
-        from llamaindex_ctx.memory_settings import chat_store_source
-
         super().__init__()
         self._histories = CtxChatStore(chat_store_source(store, stock), owner=owner, max_sessions=max_sessions)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Self, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
@@ -28,9 +28,10 @@ from llama_index.core.tools.types import BaseTool
 from pydantic import Field, PrivateAttr, SecretStr, SkipValidation, field_serializer
 
 from ctxfold import BackendError, ContextBackend, Message, Request, ToolSpec
-from ctxfold.adapters.refused_reasoning import PlainCalls
+from ctxfold.adapters.calls import PieceFlow, PlainCalls, acall, aemit, call, each, emit
 from ctxfold.adapters.tool_rounds import answered, paired
 from ctxfold.connect import check_fits, message_counter, named_provider, open_backend
+from ctxfold.effects import Call, Flow
 from ctxfold.engine.request import Options, check_call
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageError
 from ctxfold.messages import ToolCallPart
@@ -282,37 +283,37 @@ class CtxLLM(FunctionCallingLLM):
 
         With `context_window`, a request that is larger raises ContextOverflowError before it is sent.
         """
-        return self._chat(messages, kwargs)
+        return call(self._answer(messages, kwargs))
 
     @_chat_events
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return await self._achat(messages, kwargs)
+        return await acall(self._answer(messages, kwargs))
 
     @_chat_events
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Yields cumulative responses; the last one is complete and has the usage. The request is sent on the first `next`."""
-        return self._stream(messages, kwargs)
+        return emit(self._pieces(messages, kwargs))
 
     @_chat_events
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        return self._astream(messages, kwargs)
+        return aemit(self._pieces(messages, kwargs))
 
     @_completion_events
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Returns the answer to a prompt, which is sent as one user message."""
-        return _completion(self._chat(_as_messages(prompt), kwargs))
+        return _completion(call(self._answer(_as_messages(prompt), kwargs)))
 
     @_completion_events
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        return _completion(await self._achat(_as_messages(prompt), kwargs))
+        return _completion(await acall(self._answer(_as_messages(prompt), kwargs)))
 
     @_completion_events
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        return (_completion(response) for response in self._stream(_as_messages(prompt), kwargs))
+        return (_completion(response) for response in emit(self._pieces(_as_messages(prompt), kwargs)))
 
     @_completion_events
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
-        return (_completion(response) async for response in self._astream(_as_messages(prompt), kwargs))
+        return (_completion(response) async for response in aemit(self._pieces(_as_messages(prompt), kwargs)))
 
     def _prepare_chat_with_tools(
         self,
@@ -395,51 +396,26 @@ class CtxLLM(FunctionCallingLLM):
             check_fits(request, window, message_counter(None, model=request.model or self.model, backend=self.backend))
         return request
 
-    async def _arequest(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Request:
-        """Builds the request as `_request` does, in a thread when files have to be read."""
+    def _answer(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Flow[ChatResponse]:
+        request = yield from self._written(messages, options)
+        with self._overflow_typed():
+            reply = yield from self._plain_calls().answer(request)
+        return chat_response(reply, one_call=_one_call(options))
+
+    def _pieces(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> PieceFlow[ChatResponse]:
+        request = yield from self._written(messages, options)
+        answer = CumulativeReply(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
+        with self._overflow_typed():
+            yield from each(
+                (yield from self._plain_calls().stream(request)), lambda chunk: filter(None, [answer.feed(chunk)])
+            )
+        yield answer.close()
+
+    def _written(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Flow[Request]:
+        """Returns the request, which an event loop has made in a thread where files have to be read."""
         if any(map(names_files, chat_messages(messages))):
-            return await asyncio.to_thread(self._request, messages, options)
+            return (yield from Call(partial(self._request, messages, options)))
         return self._request(messages, options)
-
-    def _chat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponse:
-        request = self._request(messages, options)
-        with self._overflow_typed():
-            reply = self._plain_calls().send(request)
-        return chat_response(reply, one_call=_one_call(options))
-
-    async def _achat(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponse:
-        request = await self._arequest(messages, options)
-        with self._overflow_typed():
-            reply = await self._plain_calls().asend(request)
-        return chat_response(reply, one_call=_one_call(options))
-
-    def _stream(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponseGen:
-        request = self._request(messages, options)
-        answer = CumulativeReply(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
-        with self._overflow_typed():
-            stream = self._plain_calls().open_stream(request)
-            try:
-                for chunk in cast("Iterator[Any]", stream):
-                    response = answer.feed(chunk)
-                    if response is not None:
-                        yield response
-            finally:
-                stream.close()
-        yield answer.close()
-
-    async def _astream(self, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> ChatResponseAsyncGen:
-        request = await self._arequest(messages, options)
-        answer = CumulativeReply(UuidIds().new(), request.model or self.backend.model, one_call=_one_call(options))
-        with self._overflow_typed():
-            stream = await self._plain_calls().aopen_stream(request)
-            try:
-                async for chunk in cast("AsyncIterator[Any]", stream):
-                    response = answer.feed(chunk)
-                    if response is not None:
-                        yield response
-            finally:
-                await stream.aclose()
-        yield answer.close()
 
     @contextmanager
     def _overflow_typed(self) -> Generator[None]:

@@ -13,8 +13,9 @@ from llama_index.core.program.function_program import get_function_tool
 from llama_index.core.tools import FunctionTool
 from llama_index.core.tools.types import BaseTool
 
-from ctxfold.adapters.model_calls import ModelStream
+from ctxfold.adapters.calls import Invoke, ModelStream
 from ctxfold.compaction.live_prefix import answers_freely
+from ctxfold.effects import Flow
 from ctxfold.engine.request import Options, check_call, limit_among
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import BackendCapabilities, Chunk, Reply, Request
@@ -82,37 +83,24 @@ class LlmCall:
 class CallersBackend(LlamaIndexBackend):
     """Sends a window with the arguments of the call that asks for it; responses are kept as they came."""
 
-    def send(self, request: Request) -> Reply:
+    def answer(self, request: Request) -> Flow[Reply]:
         call = _call(request)
         with self.translated():
-            response = self.llm.chat(window_for(self.llm, request), **call.arguments)
-            return self._whole(response, call)
+            messages = window_for(self.llm, request)
+            response: ChatResponse = yield from Invoke(self.llm.chat, self.llm.achat, messages, **call.arguments)
+            if call.one_call:
+                llm: Any = self.llm
+                response = llm._validate_chat_with_tools_response(response, (), allow_parallel_tool_calls=False)
+                _forget_other_calls(response)
+            call.put(response)
+            return whole_reply(response, self.model)
 
-    async def asend(self, request: Request) -> Reply:
-        call = _call(request)
+    def _streamed(self, request: Request, usage: Mapping[str, Any]) -> Flow[ModelStream[ChatResponse]]:
+        call, llm = _call(request), self.llm
+        options = {**usage, **call.arguments}
         with self.translated():
-            response = await self.llm.achat(window_for(self.llm, request), **call.arguments)
-            return self._whole(response, call)
-
-    def _streamed(self, request: Request, usage: Mapping[str, Any]) -> ModelStream[ChatResponse]:
-        call = _call(request)
-        with self.translated():
-            source = self.llm.stream_chat(window_for(self.llm, request), **{**usage, **call.arguments})
-        return self.read_stream(source, _CallChunks(self.model, call))
-
-    async def _astreamed(self, request: Request, usage: Mapping[str, Any]) -> ModelStream[ChatResponse]:
-        call = _call(request)
-        with self.translated():
-            source = await self.llm.astream_chat(window_for(self.llm, request), **{**usage, **call.arguments})
-        return self.read_stream(source, _CallChunks(self.model, call))
-
-    def _whole(self, response: ChatResponse, call: LlmCall) -> Reply:
-        if call.one_call:
-            llm: Any = self.llm
-            response = llm._validate_chat_with_tools_response(response, (), allow_parallel_tool_calls=False)
-            _forget_other_calls(response)
-        call.put(response)
-        return whole_reply(response, self.model)
+            source = yield from Invoke(llm.stream_chat, llm.astream_chat, window_for(llm, request), **options)
+        return (yield from self.read_stream(source, _CallChunks(self.model, call)))
 
 
 class _CallChunks(CumulativeChunks):
@@ -143,18 +131,13 @@ class CallersSummarizer(LlmSummarizer):
 
     capabilities = BackendCapabilities(continues=_repeats)
 
-    def send(self, request: Request) -> Reply:
+    def answer(self, request: Request) -> Flow[Reply]:
         """Returns the summary. Whatever the LLM raises leaves here as BackendError."""
         if not request.live_prefix:
-            return super().send(request)
+            return (yield from super().answer(request))
         with self.marked():
-            return whole_reply(self.llm.chat(window_for(self.llm, request), **_arguments(request)), self.model)
-
-    async def asend(self, request: Request) -> Reply:
-        if not request.live_prefix:
-            return await super().asend(request)
-        with self.marked():
-            return whole_reply(await self.llm.achat(window_for(self.llm, request), **_arguments(request)), self.model)
+            messages, arguments = window_for(self.llm, request), _arguments(request)
+            return whole_reply((yield from Invoke(self.llm.chat, self.llm.achat, messages, **arguments)), self.model)
 
 
 def _call(request: Request) -> LlmCall:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -29,9 +27,9 @@ from pydantic import (
 
 from ctxfold import Section
 from ctxfold._lifecycle import Closing
-from ctxfold.adapters.sessions import check_settings
+from ctxfold.adapters.calls import Invoke, acall, call
 from ctxfold.adapters.tool_rounds import finished, paired, unanswered
-from ctxfold.effects import Flow, flow_of
+from ctxfold.effects import Call, Flow, flow_of
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import Window
 from ctxfold.errors import (
@@ -49,19 +47,9 @@ from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import is_a, json_problem, kind_of
 from llamaindex_ctx.chat_store import CtxChatStore
-from llamaindex_ctx.chat_store_copy import ChatStoreCopy
 from llamaindex_ctx.instrumentation import span
 from llamaindex_ctx.memory_blocks import Block, asking
-from llamaindex_ctx.memory_factory import (
-    FunctionCounter,
-    Tokenizer,
-    live_at,
-    open_live,
-    reply_reserve,
-    source_of,
-    window_rules,
-)
-from llamaindex_ctx.memory_settings import StockSettings, place_of, positional_settings, stock_rules, warn_unused
+from llamaindex_ctx.memory_settings import StockSettings, Tokenizer, live_at, open_live, positional_settings
 from llamaindex_ctx.messages import (
     archive_stays,
     as_window,
@@ -79,7 +67,6 @@ from llamaindex_ctx.messages import (
 )
 from llamaindex_ctx.metadata import is_section, is_summary
 from llamaindex_ctx.store_registry import Live, drop_live, find_live, forget, name_of, stored_name
-from llamaindex_ctx.summarizer import check_llm
 
 T = TypeVar("T")
 # for what a retriever adds: the share that LlamaIndex's `Memory` leaves free too, no more than recall may take, and enough for a
@@ -88,10 +75,9 @@ DOCUMENTS_SHARE, ENOUGH_DOCUMENTS_TOKENS, MOST_DOCUMENTS_TOKENS = 0.3, 900, 4_09
 LEAST_DOCUMENTS_TOKENS = 500  # of padding alone: with less, the engines raise in any case
 
 
-class MemorySettings(StockSettings, total=False):
-    """The keyword arguments of `CtxMemory`: those of `CtxMemory.from_defaults`."""
+class MemoryKeywords(StockSettings, total=False):
+    """The keyword arguments of `CtxMemory.from_defaults`."""
 
-    session_id: str | None
     store: str | Store | None
     context_window: int | None
     llm: LLM | None
@@ -103,6 +89,12 @@ class MemorySettings(StockSettings, total=False):
     memory_blocks: Sequence[Block] | None
     sections: Sequence[Section]
     embedder: BaseEmbedding | Embedder | None
+
+
+class MemorySettings(MemoryKeywords, total=False):
+    """The keyword arguments of `CtxMemory`."""
+
+    session_id: str | None
 
 
 class CtxMemory(BaseMemory, Closing):
@@ -124,7 +116,7 @@ class CtxMemory(BaseMemory, Closing):
         history: Sequence[ChatMessage | str] | None = None
         fresh = live is None
         if live is None:
-            live, history = _opened(dict(settings), recall=recall)
+            live, history = open_live(settings, recall=recall, known=MemorySettings.__annotations__)
         elif not is_a(live, Live) or settings:
             raise ConfigError(
                 "a memory takes keyword arguments: CtxMemory(session_id=..., token_limit=...), or "
@@ -151,23 +143,12 @@ class CtxMemory(BaseMemory, Closing):
         return "CtxMemory"
 
     @classmethod
-    def from_defaults(  # type: ignore[override]  # noqa: PLR0913 - LlamaIndex's own names beside ours
+    def from_defaults(  # type: ignore[override]  # LlamaIndex's own names, and ours
         cls,
         session_id: str | Sequence[ChatMessage] | None = None,
         *positional: Any,
-        store: str | Store | None = None,
-        context_window: int | None = None,
-        llm: LLM | None = None,
-        owner: str = "default",
-        chat_history: Sequence[ChatMessage] | None = None,
-        token_limit: int | None = None,
-        tokenizer_fn: Tokenizer | None = None,
-        counter: TokenCounter | TextCounter | None = None,
         recall: bool = True,
-        memory_blocks: Sequence[Block] | None = None,
-        sections: Sequence[Section] = (),
-        embedder: BaseEmbedding | Embedder | None = None,
-        **settings: Unpack[StockSettings],
+        **settings: Unpack[MemoryKeywords],
     ) -> CtxMemory:
         """Returns a memory over a session, which is made in the store when it is new.
 
@@ -191,20 +172,7 @@ class CtxMemory(BaseMemory, Closing):
             settings: fields of `ctxfold.Policy`, or a complete `policy`; `reply_reserve_tokens`, `strategy` and `prices`; all
                 other keywords of LlamaIndex's own memories, with a CtxWarning for those that have no counterpart.
         """
-        arguments: dict[str, Any] = {
-            "store": store,
-            "context_window": context_window,
-            "llm": llm,
-            "owner": owner,
-            "chat_history": chat_history,
-            "token_limit": token_limit,
-            "tokenizer_fn": tokenizer_fn,
-            "counter": counter,
-            "memory_blocks": memory_blocks,
-            "sections": sections,
-            "embedder": embedder,
-            **settings,
-        }
+        arguments: dict[str, Any] = dict(settings)
         for name, value in positional_settings(session_id, positional).items():
             if arguments.get(name) is not None:
                 raise ConfigError(f"{name} is given twice, as a positional and as a keyword argument: give it once")
@@ -252,23 +220,31 @@ class CtxMemory(BaseMemory, Closing):
         message if that is last, else at the end. They are never stored. With an `input` that is not put yet, the window leaves
         room for the documents that come with it.
         """
-        self._check_room(initial_token_count)
-        with self._asking_blocks(kwargs):
-            window = self.context.run_flow(lambda _: self._window(question(input), initial_token_count))
-        self._feed_blocks()
-        self._live.beside_text = window.recalled
-        return as_window(to_chat_messages(finished(window.messages)), window.recalled)
+        return call(self._read(input, initial_token_count, kwargs))
 
     @span
     async def aget(
         self, input: str | ChatMessage | None = None, initial_token_count: int = 0, **kwargs: Any
     ) -> list[ChatMessage]:
+        return await acall(self._read(input, initial_token_count, kwargs, on_loop=True))
+
+    def _read(
+        self,
+        input: str | ChatMessage | None,
+        initial_token_count: int,
+        kwargs: dict[str, Any],
+        *,
+        on_loop: bool = False,
+    ) -> Flow[list[ChatMessage]]:
         self._check_room(initial_token_count)
-        with self._asking_blocks(kwargs, on_loop=True):
-            window = await self.context.arun_flow(lambda _: self._window(question(input), initial_token_count))
-        await self._afeed_blocks()
+        with self._asking_blocks(kwargs, on_loop=on_loop):
+            window: Window = yield from self._in_session(lambda _: self._window(question(input), initial_token_count))
+        yield from self._feed_blocks()
         self._live.beside_text = window.recalled
-        return as_window(await shown(finished(window.messages)), window.recalled)
+        return as_window((yield from shown(finished(window.messages))), window.recalled)
+
+    def _in_session(self, flow: Callable[[Engine], Flow[T]]) -> Flow[T]:
+        return cast("T", (yield from Invoke(self.context.run_flow, self.context.arun_flow, flow)))
 
     def _asking_blocks(self, kwargs: Mapping[str, Any], *, on_loop: bool = False) -> AbstractContextManager[None]:
         """Makes the history and the keywords of a call available to the memory blocks that it asks."""
@@ -276,13 +252,9 @@ class CtxMemory(BaseMemory, Closing):
             return nullcontext()
         return asking(lambda: to_chat_messages(finished(self.context.view().messages)), kwargs, on_loop=on_loop)
 
-    def _feed_blocks(self) -> None:
-        if self._live.blocks is not None:
-            self._live.blocks.feed(self.context)
-
-    async def _afeed_blocks(self) -> None:
-        if self._live.blocks is not None:
-            await self._live.blocks.afeed(self.context)
+    def _feed_blocks(self) -> Flow[None]:
+        if (blocks := self._live.blocks) is not None:
+            yield from Invoke(blocks.feed, blocks.afeed, self.context)
 
     def _window(self, asked: str | None, initial_token_count: int) -> Flow[Window]:
         """Returns the window, with room for the documents that a chat engine with a retriever sends with its question.
@@ -324,12 +296,15 @@ class CtxMemory(BaseMemory, Closing):
 
         Of LlamaIndex's statuses, compacted messages are ARCHIVED, all others ACTIVE.
         """
-        view = self.context.view().messages if status else ()
-        return to_chat_messages(with_status(self.context.messages(), view, status))
+        return call(self._all(status))
 
     async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
-        view = (await self.context.aview()).messages if status else ()
-        return await shown(with_status(await self.context.amessages(), view, status))
+        return await acall(self._all(status))
+
+    def _all(self, status: MessageStatus | None = None) -> Flow[list[ChatMessage]]:
+        context = self.context
+        view = (yield from Invoke(context.view, context.aview)).messages if status else ()
+        return (yield from shown(with_status((yield from Invoke(context.messages, context.amessages)), view, status)))
 
     # writing
 
@@ -347,19 +322,24 @@ class CtxMemory(BaseMemory, Closing):
     @span
     def put_messages(self, messages: Sequence[ChatMessage | str]) -> None:
         """Stores messages in one step: all of them, or none when it raises."""
-        messages = listed(messages)
-        added = self.context.run_flow(partial(self._put, messages))
-        if self._live.copy is not None:
-            self._live.copy.add(added)
-        self._feed_blocks()
+        call(self._stored(messages))
 
     @span
     async def aput_messages(self, messages: Sequence[ChatMessage | str]) -> None:
+        await acall(self._stored(messages))
+
+    def _stored(self, messages: Sequence[ChatMessage | str]) -> Flow[None]:
         messages = listed(messages)
-        added = await self._aflow(messages, partial(self._put, messages))
+        added = yield from self._storing(messages, partial(self._put, messages))
         if self._live.copy is not None:
-            await self._live.copy.aadd(added)
-        await self._afeed_blocks()
+            yield from self._live.copy.add(added)
+        yield from self._feed_blocks()
+
+    def _storing(self, messages: Sequence[ChatMessage | str], flow: Callable[[Engine], Flow[T]]) -> Flow[T]:
+        """Runs a flow that stores the messages, in a thread where it would hold up the event loop."""
+        if heavy(messages):
+            return (yield from Call(lambda: self.context.run_flow(flow)))
+        return (yield from self._in_session(flow))
 
     def _put(self, messages: Sequence[ChatMessage | str], engine: Engine) -> Flow[tuple[Message, ...]]:
         view: View | None = None
@@ -390,12 +370,6 @@ class CtxMemory(BaseMemory, Closing):
     def _session_key(self) -> SessionKey:
         return SessionKey(self.context.owner, self.context.session)
 
-    async def _aflow(self, messages: Sequence[ChatMessage | str], flow: Callable[[Engine], Flow[T]]) -> T:
-        """Runs a flow that stores the messages, in a thread where it would hold up the event loop."""
-        if heavy(messages):
-            return await asyncio.to_thread(self.context.run_flow, flow)
-        return await self.context.arun_flow(flow)
-
     @span
     def set(self, messages: Sequence[ChatMessage | str]) -> None:
         """Replaces all messages in one step; changes nothing when it raises. The archive keeps the old ones.
@@ -405,19 +379,18 @@ class CtxMemory(BaseMemory, Closing):
         Leading messages that the memory already has, compared by position and content, stay as they are, compacted or not: a
         list that continues `get_all` or `get` costs no more than putting the new messages.
         """
-        messages = listed(messages)
-        self.context.run_flow(lambda _: self._set(messages))
-        if self._live.copy is not None:
-            self._live.copy.set(self.get_all())
-        self._feed_blocks()
+        call(self._replaced(messages))
 
     @span
     async def aset(self, messages: Sequence[ChatMessage | str]) -> None:
+        await acall(self._replaced(messages))
+
+    def _replaced(self, messages: Sequence[ChatMessage | str]) -> Flow[None]:
         messages = listed(messages)
-        await self._aflow(messages, lambda _: self._set(messages))
+        yield from self._storing(messages, lambda _: self._set(messages))
         if self._live.copy is not None:
-            await self._live.copy.aset(await self.aget_all())
-        await self._afeed_blocks()
+            yield from self._live.copy.set((yield from self._all()))
+        yield from self._feed_blocks()
 
     def _set(self, messages: Sequence[ChatMessage | str]) -> Flow[None]:
         fresh = self._converted(messages)
@@ -429,18 +402,17 @@ class CtxMemory(BaseMemory, Closing):
 
     def reset(self, status: MessageStatus | None = None) -> None:
         """Empties the conversation, system messages included. The archive keeps the messages, so ARCHIVED raises ConfigError."""
-        archive_stays(status)
-        self.context.clear(prompts=True)
-        self._live.waiting = False
-        if self._live.copy is not None:
-            self._live.copy.clear()
+        call(self._emptied(status))
 
     async def areset(self, status: MessageStatus | None = None) -> None:
+        await acall(self._emptied(status))
+
+    def _emptied(self, status: MessageStatus | None) -> Flow[None]:
         archive_stays(status)
-        await self.context.aclear(prompts=True)
+        yield from Invoke(self.context.clear, self.context.aclear, prompts=True)
         self._live.waiting = False
         if self._live.copy is not None:
-            await self._live.copy.aclear()
+            yield from self._live.copy.clear()
 
     def _converted(self, messages: Sequence[ChatMessage | str], waiting: Sequence[ToolCallPart] = ()) -> list[Message]:
         settings = [m for m in messages if isinstance(m, str) or not self._added_by_memory(m)]
@@ -567,53 +539,6 @@ def _is_new_question(asked: str, newest: Message) -> bool:
     if newest.role == "user":
         return asked.split() != newest.text.split()
     return newest.role == "assistant"
-
-
-def _opened(settings: Mapping[str, Any], *, recall: bool) -> tuple[Live, Sequence[ChatMessage | str] | None]:
-    """Opens the engine that the keywords of a memory describe. Returns it with the messages that replace the session's."""
-    check_settings(settings, StockSettings.__optional_keys__, CtxMemory.from_defaults)
-    rules = dict(settings)
-    session_id, history = rules.pop("session_id", None), rules.pop("chat_history", None)
-    if session_id is not None and not isinstance(session_id, str):
-        raise ConfigError(
-            f"session_id is {kind_of(session_id)}: give the session's name, or the messages once, as chat_history=[...]"
-        )
-    messages = None if history is None else listed(history)
-    place = place_of(session_id, rules.pop("owner", "default"), rules.pop("store", None), rules)
-    llm, blocks = rules.pop("llm", None), rules.pop("memory_blocks", None)
-    if llm is not None:
-        check_llm("llm", llm)
-    source = source_of(place.store, llm)
-    llm = llm or source.llm
-    window, limit = rules.pop("context_window", None), rules.pop("token_limit", None)
-    tokenizer_fn, counter = rules.pop("tokenizer_fn", None), rules.pop("counter", None)
-    sections, embedder = rules.pop("sections", ()), rules.pop("embedder", None)
-    warn_unused(rules)
-    rules = {**stock_rules(rules, limit), **rules}
-    if rules.get("policy") is None or window is not None or limit is not None:
-        rules |= window_rules(window, limit, llm)
-        if rules.get("policy") is None and rules.get("reply_reserve_tokens") is None:
-            rules |= reply_reserve(rules["context_window"], llm)
-    if not recall:
-        rules.setdefault("recall_ratio", 0.0)  # sections are looked for all the same
-    if blocks is None:
-        blocks = source.memory_blocks(place.session_id) if source.memory_blocks else ()
-    live = open_live(
-        place.session_id,
-        place.owner,
-        source,
-        llm=llm,
-        counter=counter or (FunctionCounter(tokenizer_fn) if tokenizer_fn else None),
-        tokenizer_fn=tokenizer_fn,
-        blocks=blocks,
-        sections=sections,
-        embedder=embedder,
-        rules=rules,
-    )
-    if place.chat_store is not None:
-        live.copy = ChatStoreCopy(place.chat_store, place.session_id)
-        weakref.finalize(live, live.copy.side.close).atexit = False
-    return live, messages
 
 
 def _of_buffer(data: Mapping[str, Any]) -> dict[str, Any]:

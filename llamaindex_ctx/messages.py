@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, cast
 
 from llama_index.core.base.llms.types import (
@@ -24,6 +24,7 @@ from pydantic_core import PydanticSerializationError, SchemaValidator, core_sche
 
 from ctxfold.adapters.part_order import arranged, bound, order_note
 from ctxfold.adapters.tool_rounds import paired
+from ctxfold.effects import Call, Flow
 from ctxfold.errors import ConfigError, MessageConflictError, MessageError, UnknownRoleError
 from ctxfold.history.cuts import made_call_id
 from ctxfold.messages import (
@@ -313,10 +314,10 @@ def heavy(messages: Sequence[ChatMessage | str]) -> bool:
     return len(messages) > MANY or sum(len(m if isinstance(m, str) else m.content or "") for m in messages) > LONG
 
 
-async def shown(messages: Sequence[Message]) -> list[ChatMessage]:
-    """Converts the messages, in a thread when there are many."""
+def shown(messages: Sequence[Message]) -> Flow[list[ChatMessage]]:
+    """Converts the messages, on an event loop in a thread when there are many."""
     if len(messages) > MANY:
-        return await asyncio.to_thread(to_chat_messages, messages)
+        return (yield from Call(partial(to_chat_messages, messages)))
     return to_chat_messages(messages)
 
 

@@ -15,7 +15,7 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.llms.llm import LLM
 
-from ctxfold.adapters.model_calls import Replay, no_replay, replaying
+from ctxfold.adapters.calls import Replay, no_replay, replaying
 from ctxfold.errors import ConfigError
 from llamaindex_ctx.metadata import REASONING_KEY
 from llamaindex_ctx.summarizer import check_llm

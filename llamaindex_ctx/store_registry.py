@@ -1,23 +1,76 @@
-"""Resolves the store of a serialised memory, and keeps the engines that are open in this process."""
+"""Resolves the stores of memories, and keeps open engines and copies in other chat stores."""
 
 from __future__ import annotations
 
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.llm import LLM
+from llama_index.core.storage.chat_store.base import BaseChatStore
+from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 
+from ctxfold.adapters.calls import Invoke
 from ctxfold.connect import check_store, open_store
+from ctxfold.effects import Flow
 from ctxfold.errors import ConfigError
 from ctxfold.lru import LruCache
+from ctxfold.messages import Message
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
-from llamaindex_ctx.chat_store_copy import ChatStoreCopy
-from llamaindex_ctx.memory_blocks import Block, Blocks
+from llamaindex_ctx.memory_blocks import Block, Blocks, SideLoop
+from llamaindex_ctx.messages import shown
+from llamaindex_ctx.metadata import without_marks
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStoreCopy:
+    """A history of another chat store, which receives every message after the memory has stored it.
+
+    An error of the chat store is raised as it comes. The memory has the messages then, the chat store not.
+    """
+
+    store: BaseChatStore | AsyncDBChatStore
+    key: str
+    side: SideLoop = field(default_factory=SideLoop)  # for synchronous calls of a chat store that is async only
+
+    def read(self) -> list[ChatMessage]:
+        """Returns the history, archived messages included."""
+        if isinstance(self.store, BaseChatStore):
+            return self.store.get_messages(self.key)
+        return self.side.run(self.store.get_messages(self.key, status=None))
+
+    def add(self, messages: Sequence[Message]) -> Flow[None]:
+        """Stores new messages at the end."""
+        added = [without_marks(m) for m in (yield from shown(messages))]
+        if isinstance(self.store, BaseChatStore):
+            for message in added:
+                yield from Invoke(self.store.add_message, self.store.async_add_message, self.key, message)
+        elif added:
+            yield from self._awaited(self.store.add_messages, added)
+
+    def set(self, messages: Sequence[ChatMessage]) -> Flow[None]:
+        """Stores messages in place of all others."""
+        unmarked = [without_marks(m) for m in messages]
+        if isinstance(self.store, BaseChatStore):
+            yield from Invoke(self.store.set_messages, self.store.aset_messages, self.key, unmarked)
+        else:
+            yield from self._awaited(self.store.set_messages, unmarked)
+
+    def clear(self) -> Flow[None]:
+        """Deletes the history."""
+        if isinstance(self.store, BaseChatStore):
+            yield from Invoke(self.store.delete_messages, self.store.adelete_messages, self.key)
+        else:
+            yield from self._awaited(self.store.delete_messages)
+
+    def _awaited(self, method: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Invoke:
+        """Calls a method of a chat store that is async only."""
+        return Invoke(lambda: self.side.run(method(self.key, *args)), lambda: method(self.key, *args))
 
 
 @runtime_checkable

@@ -11,7 +11,8 @@ from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.llm import LLM
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
-from ctxfold.adapters.model_calls import BorrowedModel, as_backend_error
+from ctxfold.adapters.calls import BorrowedModel, Invoke, as_backend_error
+from ctxfold.effects import Flow
 from ctxfold.engine.request import LIMITS, limit_among
 from ctxfold.errors import ConfigError
 from ctxfold.messages import assistant
@@ -94,28 +95,19 @@ class LlmSummarizer(BorrowedModel):
     def context_window(self) -> int | None:
         return told_window(self.llm)
 
-    def send(self, request: Request) -> Reply:
+    def answer(self, request: Request) -> Flow[Reply]:
         """Returns the summary; every exception of the LLM is raised as BackendError."""
+        messages = [ChatMessage(role=MessageRole(m.role), content=m.text) for m in request.messages]
         with self.marked():
-            return _reply(self.llm.chat(_chat(request)))
-
-    async def asend(self, request: Request) -> Reply:
-        with self.marked():
-            return _reply(await self.llm.achat(_chat(request)))
+            response: ChatResponse = yield from Invoke(self.llm.chat, self.llm.achat, messages)
+            summary = assistant(response.message.content or "", id="summary")
+            return Reply(summary, usage_of(response), raw=response.raw)
 
     @contextmanager
     def marked(self) -> Generator[None]:
         """Tags the LLM's events within the block as a summary's, and raises every exception of the LLM as BackendError."""
         with as_backend_error(f"the summariser {self.model}"), instrument_tags(marked("summary")):
             yield
-
-
-def _chat(request: Request) -> list[ChatMessage]:
-    return [ChatMessage(role=MessageRole(m.role), content=m.text) for m in request.messages]
-
-
-def _reply(response: ChatResponse) -> Reply:
-    return Reply(assistant(response.message.content or "", id="summary"), usage_of(response), raw=response.raw)
 
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ import hashlib
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack, cast
 
 from llama_index.core.agent.utils import messages_to_xml_format
 from llama_index.core.agent.workflow.prompts import DEFAULT_EARLY_STOPPING_PROMPT
@@ -36,7 +35,7 @@ from pydantic import Field, PrivateAttr, SerializeAsAny
 
 from ctxfold import Section
 from ctxfold._lifecycle import Closing
-from ctxfold.adapters.model_calls import original_error, received
+from ctxfold.adapters.calls import Invoke, PieceFlow, acall, aemit, call, each, emit, original_error, received
 from ctxfold.adapters.sessions import EngineSettings, SessionPool, check_settings
 from ctxfold.adapters.tool_rounds import answered
 from ctxfold.connect import message_counter, session_rules
@@ -63,7 +62,7 @@ from llamaindex_ctx.llm_calls import (
     LlmCall,
     is_output_class,
 )
-from llamaindex_ctx.memory_factory import source_of
+from llamaindex_ctx.memory_settings import source_of
 from llamaindex_ctx.messages import chat_messages, from_chat_messages, with_distinct_ids
 from llamaindex_ctx.metadata import ID_KEY, NEWEST_KEY, mark
 from llamaindex_ctx.reasoning import check_reasoning, returning
@@ -365,9 +364,10 @@ class _SessionCall:
     call: LlmCall
     incoming: _IncomingMessages
 
-    def received(self, reply: Reply) -> list[Message]:
-        """Returns results for calls that a program reads, so that their turn closes and the question stays in the session."""
-        return received(reply, self.context.new_id) if self.call.parsed else []
+    def receive(self, reply: Reply) -> Flow[None]:
+        """Stores results for calls that a program reads, so that their turn closes and the question stays in the session."""
+        if self.call.parsed and (results := received(reply, self.context.new_id)):
+            yield from Invoke(self.context.add, self.context.aadd, results)
 
 
 class ContextLLM(FunctionCallingLLM, Closing):
@@ -444,72 +444,49 @@ class ContextLLM(FunctionCallingLLM, Closing):
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Returns the whole answer to the newest message, which is sent with as many earlier messages as fit."""
-        call_in_session = self._begin(messages, kwargs)
-        with original_error():
-            reply = call_in_session.context.ask(call_in_session.turn_input)
-            if received := call_in_session.received(reply):
-                call_in_session.context.add(received)
-            return self._response(call_in_session, reply)
+        return call(self._answer(messages, kwargs))
 
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        call_in_session = await self._abegin(messages, kwargs)
-        with original_error():
-            reply = await call_in_session.context.aask(call_in_session.turn_input)
-            if received := call_in_session.received(reply):
-                await call_in_session.context.aadd(received)
-            return self._response(call_in_session, reply)
+        return await acall(self._answer(messages, kwargs))
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Yields the inner LLM's responses; the request is sent on the first `next`."""
-        call_in_session = self._begin(messages, kwargs)
-        replies: list[Reply] = []
-        with original_error():
-            with closing(call_in_session.context.stream(call_in_session.turn_input, replies.append)) as events:
-                for _ in events:
-                    yield from call_in_session.call.take()
-            if received := call_in_session.received(replies[0]):
-                call_in_session.context.add(received)
-            yield from call_in_session.call.take()
-        self._note_reply(call_in_session, replies[0])
+        return emit(self._pieces(messages, kwargs))
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        return self._astream(messages, kwargs)
+        return aemit(self._pieces(messages, kwargs))
 
-    async def _astream(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> ChatResponseAsyncGen:
-        call_in_session = await self._abegin(messages, kwargs)
+    def _answer(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Flow[ChatResponse]:
+        begun = yield from self._begin(messages, kwargs)
+        with original_error():
+            reply = yield from Invoke(begun.context.ask, begun.context.aask, begun.turn_input)
+            yield from begun.receive(reply)
+        self._note_reply(begun, reply)
+        (response,) = begun.call.take()
+        return response
+
+    def _pieces(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> PieceFlow[ChatResponse]:
+        begun = yield from self._begin(messages, kwargs)
         replies: list[Reply] = []
         with original_error():
-            async with aclosing(call_in_session.context.astream(call_in_session.turn_input, replies.append)) as events:
-                async for _ in events:
-                    for response in call_in_session.call.take():
-                        yield response
-            if received := call_in_session.received(replies[0]):
-                await call_in_session.context.aadd(received)
-            for response in call_in_session.call.take():
-                yield response
-        self._note_reply(call_in_session, replies[0])
+            events = yield from Invoke(begun.context.stream, begun.context.astream, begun.turn_input, replies.append)
+            yield from each(events, lambda _: begun.call.take())
+            yield from begun.receive(replies[0])
+            yield from begun.call.take()
+        self._note_reply(begun, replies[0])
 
-    def _begin(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> _SessionCall:
-        call, incoming = LlmCall.of(kwargs), self._incoming(messages)
+    def _begin(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Flow[_SessionCall]:
+        arguments, incoming, pool = LlmCall.of(kwargs), self._incoming(messages), self._pool()
         if (session_id := incoming.run_key.session) is not None:
-            return incoming.in_session(self._pool().at(session_id, self.owner), call)
-        run = self._pool().take_run(incoming.listed)
+            context: AgentContext = yield from Invoke(pool.at, pool.aat, session_id, self.owner)
+            return incoming.in_session(context, arguments)
+        run = pool.take_run(incoming.listed)
+        context = run.context
         if run.earlier or run.learnt:
-            run.context.run_flow(partial(run.prepare, incoming.asked_ids))
+            yield from Invoke(context.run_flow, context.arun_flow, partial(run.prepare, incoming.asked_ids))
         if run.earlier:
-            run.context.add(run.earlier)
-        return incoming.in_run(run, call)
-
-    async def _abegin(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> _SessionCall:
-        call, incoming = LlmCall.of(kwargs), self._incoming(messages)
-        if (session_id := incoming.run_key.session) is not None:
-            return incoming.in_session(await self._pool().aat(session_id, self.owner), call)
-        run = self._pool().take_run(incoming.listed)
-        if run.earlier or run.learnt:
-            await run.context.arun_flow(partial(run.prepare, incoming.asked_ids))
-        if run.earlier:
-            await run.context.aadd(run.earlier)
-        return incoming.in_run(run, call)
+            yield from Invoke(context.add, context.aadd, run.earlier)
+        return incoming.in_run(run, arguments)
 
     def _incoming(self, messages: Sequence[ChatMessage]) -> _IncomingMessages:
         messages = chat_messages(messages)
@@ -518,43 +495,33 @@ class ContextLLM(FunctionCallingLLM, Closing):
         asked_ids = self._pool().question_of(incoming.run_key, incoming.listed)
         return replace(incoming, asked_ids=asked_ids).with_rounds(self._pool())
 
-    def _response(self, call_in_session: _SessionCall, reply: Reply) -> ChatResponse:
-        self._note_reply(call_in_session, reply)
-        (response,) = call_in_session.call.take()
-        return response
-
-    def _note_reply(self, call_in_session: _SessionCall, reply: Reply) -> None:
-        incoming = call_in_session.incoming
+    def _note_reply(self, begun: _SessionCall, reply: Reply) -> None:
+        incoming = begun.incoming
         self._pool().keep_rounds(incoming.run_key, incoming.listed, incoming.caller_ids, reply.message)
-        if not call_in_session.call.parsed:  # the result of a parsed call is "Received."
-            call_in_session.call.replies.append(reply.message)
+        if not begun.call.parsed:  # the result of a parsed call is "Received."
+            begun.call.replies.append(reply.message)
         if incoming.run_key.session is None:
-            self._pool().keep_run(call_in_session.context, incoming.listed, reply.message)
+            self._pool().keep_run(begun.context, incoming.listed, reply.message)
 
     def predict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
         """Returns the outputs of the tools that the LLM calls. A session stores them as results, and the response as its answer."""
-        if self.session_id is None:
-            return super().predict_and_call(*args, **kwargs)
-        replies: list[Message] = []
-        response: AgentChatResponse | None = None
-        try:
-            response = super().predict_and_call(*args, **{**kwargs, REPLIES: replies})
-            return response
-        finally:
-            if results := _results(replies, response):
-                self.context().add(results)
+        return call(self._predicted(super().predict_and_call, None, args, kwargs))
 
     async def apredict_and_call(self, *args: Any, **kwargs: Any) -> AgentChatResponse:
+        return await acall(self._predicted(None, super().apredict_and_call, args, kwargs))
+
+    def _predicted(self, predict: Any, apredict: Any, args: Any, kwargs: dict[str, Any]) -> Flow[AgentChatResponse]:
         if self.session_id is None:
-            return await super().apredict_and_call(*args, **kwargs)
+            return cast("AgentChatResponse", (yield from Invoke(predict, apredict, *args, **kwargs)))
         replies: list[Message] = []
         response: AgentChatResponse | None = None
         try:
-            response = await super().apredict_and_call(*args, **{**kwargs, REPLIES: replies})
-            return response
+            response = yield from Invoke(predict, apredict, *args, **{**kwargs, REPLIES: replies})
         finally:
             if results := _results(replies, response):
-                await self.context().aadd(results)
+                context = self.context()
+                yield from Invoke(context.add, context.aadd, results)
+        return cast("AgentChatResponse", response)
 
     # what belongs to the inner LLM
 

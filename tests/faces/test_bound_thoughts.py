@@ -26,7 +26,7 @@ from llama_index.core.tools import FunctionTool
 from pydantic import PrivateAttr
 
 from ctxfold import AgentContext, BackendError, Request, ScriptedBackend, assistant, user
-from ctxfold.adapters.refused_reasoning import PlainCalls
+from ctxfold.adapters.calls import PlainCalls, call
 from ctxfold.protocols import BackendCapabilities
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from ctxfold.testing.script import Reply, api_error
@@ -133,8 +133,8 @@ def refused_once(second: Request) -> list[tuple[int, int]]:
     """Returns what requests leave out: one that is refused, the same once more, and a second one."""
     backend = NeedsNoThoughts([BackendError("refused", kind="reasoning_replay"), "Yes.", "Yes."])
     calls = PlainCalls(backend)
-    calls.send(Request(LIST[:3]))
-    calls.send(second)
+    call(calls.answer(Request(LIST[:3])))
+    call(calls.answer(second))
     return [(request.refused_before, request.unbound_before) for request in backend.requests]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ctxfold import ConfigError
 from llamaindex_ctx import CtxMemory
-from llamaindex_ctx.memory_factory import FunctionCounter
+from llamaindex_ctx.memory_settings import FunctionCounter
 from tests.llamaindex.talk import bot, parking, user
 
 

@@ -33,7 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "adapters/refused_reasoning.py",
+        "adapters/calls.py",
         (
             "refused_thoughts_are_sent_again",
             "self._refused.update(dict.fromkeys(refused, True))",
@@ -66,17 +66,17 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "adapters/model_calls.py",
+        "adapters/calls.py",
         (
             "chunks_of_a_borrowed_model_are_not_classified",
-            "return ModelStream(source, reader, self.model, self.translated, self.classified)",
-            "return ModelStream(source, reader, self.model, self.translated)",
+            "return ModelStream(source, reader, self.model, self.translated, self.classified).begin()",
+            "return ModelStream(source, reader, self.model, self.translated).begin()",
             "faces/test_backend_methods.py::test_r8_a_backend_over_a_framework_s_model_may_classify_its_chunks",
         ),
         (
             "the_first_piece_of_a_borrowed_model_is_lost",
-            "self._first = first\n        return self",
-            "return self",
+            "        piece, self._first = self._first, None\n",
+            "        piece, self._first = (yield from self._piece()), None\n",
             "faces/test_backend_methods.py::test_r8_a_backend_that_is_no_wire_offers_what_a_wire_offers",
         ),
     ),

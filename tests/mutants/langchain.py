@@ -114,7 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../langchain_ctx/callbacks.py",
+        "../../langchain_ctx/summarizer.py",
         (
             "a_handler_that_langchain_adds_is_hidden",
             "return handler if takes_none or added else _WithoutTokens(handler)",
@@ -198,7 +198,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../langchain_ctx/active_model.py",
+        "../../langchain_ctx/active_call.py",
         (
             "a_callers_model_says_nothing_of_its_service",
             "return BackendCapabilities() if caller is None else caller.capabilities",
@@ -651,7 +651,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../langchain_ctx/reporting.py",
+        "../../langchain_ctx/active_call.py",
         (
             "a_refused_rewrite_is_not_reported",
             "PromptTruncated, RewriteRefused, Section",
@@ -674,9 +674,9 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "../../langchain_ctx/middleware.py",
         (
-            "events_behind_the_answer_are_not_reported_in_async_code",
-            "            await report.asend()\n            return answer",
-            "            return answer",
+            "events_behind_the_answer_are_not_reported",
+            "            yield from Invoke(report.send, report.asend)\n            return response",
+            "            return response",
             "langchain/test_middleware_events.py::test_a_run_hears_of_its_own_session_only",
         ),
     ),
@@ -1248,8 +1248,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_plain_call_is_sent_whatever_the_window",
-            "        if options.context_window is not None:\n",
-            "        if False:\n",
+            "    if options.context_window is not None:\n",
+            "    if False:\n",
             "faces/test_request_window.py::test_without_a_session_a_larger_request_is_an_overflow",
         ),
         (
@@ -1311,8 +1311,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_failed_summary_stays_open_in_traces",
-            "            run.on_llm_error(error)\n            raise\n        run.on_llm_end",
-            "            raise\n        run.on_llm_end",
+            "            yield from Invoke(run.on_llm_error, run.on_llm_error, error)\n",
+            "",
             "langchain/test_summary_usage.py::test_each_summary_by_a_chat_model_of_ours_is_a_run_that_ends",
         ),
     ),

@@ -693,18 +693,12 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../llamaindex_ctx/chat_store_copy.py",
+        "../../llamaindex_ctx/store_registry.py",
         (
             "a_copy_of_a_chat_store_keeps_our_marks",
-            "added = [without_marks(m) for m in to_chat_messages(messages)]",
-            "added = [*to_chat_messages(messages)]",
+            "added = [without_marks(m) for m in (yield from shown(messages))]",
+            "added = yield from shown(messages)",
             "llamaindex/test_chat_store_copy.py::test_what_a_chat_store_is_given_bears_no_marks_of_ours",
-        ),
-        (
-            "a_copy_in_async_code_keeps_our_marks",
-            "added = [without_marks(m) for m in await shown(messages)]",
-            "added = [*await shown(messages)]",
-            "llamaindex/test_chat_store_copy.py::test_a_chat_store_is_kept_up_to_date_by_async_code",
         ),
         (
             "a_copied_store_lacks_its_archive",
@@ -717,19 +711,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../llamaindex_ctx/memory.py",
         (
             "a_reset_leaves_the_copied_store",
-            "            self._live.copy.clear()",
+            "            yield from self._live.copy.clear()",
             "            pass",
             "llamaindex/test_drop_in.py::test_a_chat_store_is_read_and_kept_up_to_date",
         ),
         (
-            "an_async_reset_leaves_the_copied_store",
-            "            await self._live.copy.aclear()\n",
-            "            pass\n",
-            "llamaindex/test_chat_store_copy.py::test_a_chat_store_is_kept_up_to_date_by_async_code",
-        ),
-        (
-            "an_async_put_does_not_reach_the_copied_store",
-            "            await self._live.copy.aadd(added)\n",
+            "a_put_does_not_reach_the_copied_store",
+            "            yield from self._live.copy.add(added)\n",
             "            pass\n",
             "llamaindex/test_chat_store_copy.py::test_a_chat_store_is_kept_up_to_date_by_async_code",
         ),
@@ -752,9 +740,9 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_serialise.py::test_a_memory_over_another_chat_store_is_restored_with_that_alone",
         ),
         (
-            "a_window_of_an_async_memory_ignores_the_prefix",
-            "window = await self.context.arun_flow(lambda _: self._window(question(input), initial_token_count))",
-            "window = await self.context.arun_flow(lambda _: self._window(question(input), 0))",
+            "a_window_of_a_memory_ignores_the_prefix",
+            "self._in_session(lambda _: self._window(question(input), initial_token_count))",
+            "self._in_session(lambda _: self._window(question(input), 0))",
             "llamaindex/test_memory.py::test_the_initial_token_count_is_left_free",
         ),
         (
@@ -846,20 +834,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../llamaindex_ctx/wrapper.py",
         (
             "calls_of_a_program_wait_for_results",
-            "return received(reply, self.context.new_id) if self.call.parsed else []",
-            "return []",
-            "llamaindex/test_structured_sessions.py::test_a_structured_call_is_stored_and_sent_with_the_next",
-        ),
-        (
-            "an_async_stream_of_a_program_waits_for_results",
-            "                await call_in_session.context.aadd(received)\n            for response",
-            "                pass\n            for response",
+            "if self.call.parsed and (results := received(",
+            "if False and (results := received(",
             "llamaindex/test_structured_sessions.py::test_a_structured_call_is_stored_and_sent_with_the_next",
         ),
         (
             "a_stream_of_a_program_waits_for_results",
-            "                call_in_session.context.add(received)\n            yield from",
-            "                pass\n            yield from",
+            "            yield from begun.receive(replies[0])\n",
+            "",
             "llamaindex/test_structured_sessions.py::test_a_structured_call_is_stored_and_sent_with_the_next",
         ),
     ),
@@ -882,13 +864,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../llamaindex_ctx/wrapper.py",
         (
             "the_last_response_of_a_stream_is_lost",
-            "            yield from call_in_session.call.take()\n        self._note_reply",
-            "        self._note_reply",
-            "llamaindex/test_wrapped.py::test_a_stream_has_every_response_of_the_llm",
-        ),
-        (
-            "the_last_response_of_an_async_stream_is_lost",
-            "            for response in call_in_session.call.take():\n                yield response\n        self._note_reply",
+            "            yield from begun.call.take()\n        self._note_reply",
             "        self._note_reply",
             "llamaindex/test_wrapped.py::test_a_stream_has_every_response_of_the_llm",
         ),
@@ -942,14 +918,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "outputs_of_called_tools_are_not_stored",
-            "            if results := _results(replies, response):\n                self.context().add(results)",
-            "            if results := []:\n                self.context().add(results)",
-            "llamaindex/test_predict_and_call.py::test_the_next_question_follows_the_outputs",
-        ),
-        (
-            "outputs_of_called_tools_are_not_stored_in_async_code",
-            "                await self.context().aadd(results)\n",
-            "                pass\n",
+            "            if results := _results(replies, response):\n",
+            "            if results := []:\n",
             "llamaindex/test_predict_and_call.py::test_the_next_question_follows_the_outputs",
         ),
     ),
@@ -957,8 +927,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../llamaindex_ctx/llm_calls.py",
         (
             "arguments_of_a_call_do_not_reach_the_llm",
-            "response = self.llm.chat(window_for(self.llm, request), **call.arguments)",
-            "response = self.llm.chat(window_for(self.llm, request))",
+            "Invoke(self.llm.chat, self.llm.achat, messages, **call.arguments)",
+            "Invoke(self.llm.chat, self.llm.achat, messages)",
             "llamaindex/test_wrapped.py::test_arguments_of_a_call_reach_the_llm_and_the_stored_id_comes_back",
         ),
         (
@@ -968,9 +938,9 @@ MUTANTS: tuple[Mutant, ...] = (
             "llamaindex/test_wrapped.py::test_arguments_of_a_call_reach_the_llm_and_the_stored_id_comes_back",
         ),
         (
-            "arguments_of_an_async_stream_do_not_reach_the_llm",
-            "source = await self.llm.astream_chat(window_for(self.llm, request), **{**usage, **call.arguments})",
-            "source = await self.llm.astream_chat(window_for(self.llm, request), **usage)",
+            "arguments_of_a_stream_do_not_reach_the_llm",
+            "        options = {**usage, **call.arguments}\n",
+            "        options = {**usage}\n",
             "llamaindex/test_wrapped.py::test_a_run_that_outgrows_the_window",
         ),
     ),
