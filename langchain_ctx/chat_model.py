@@ -276,14 +276,19 @@ class ChatCtx(SessionChatModel):
         if plain and not (self.policy or extras):
             return
         sessions = Sessions(
-            store=self.store,
-            context_window=self.context_window,
+            {
+                "store": self.store,
+                "context_window": self.context_window,
+                "summarizer": ReportedSummarizer(self._backend, answers=True)
+                if self.summarizer is None
+                else self.summarizer,
+                "counter": self.counter,
+                **self.policy,
+                **extras,
+            },
             backend=self._backend,
-            summarizer=ReportedSummarizer(self._backend, answers=True) if self.summarizer is None else self.summarizer,
-            counter=self.counter,
             max_tokens=None if plain else self.max_tokens,
             of_model=plain,
-            settings={**self.policy, **extras},
         )
         if plain:
             return  # the settings were checked

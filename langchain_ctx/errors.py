@@ -107,17 +107,8 @@ def _translation(error: CtxError) -> CtxError | None:
 
 def _model_error(error: BackendError) -> BackendError:
     kind = _BY_STATUS.get(error.status or 0) if error.kind in ("auth", "rejected") else None
-    other = (kind or _BY_KIND.get(error.kind, ChatServiceError))(
-        str(error),
-        kind=error.kind,
-        retryable=error.retryable,
-        status=error.status,
-        code=error.code,
-        limit_tokens=error.limit_tokens,
-        requested_tokens=error.requested_tokens,
-        reply_tokens=error.reply_tokens,
-        retry_after_s=error.retry_after_s,
-    )
+    other = (kind or _BY_KIND.get(error.kind, ChatServiceError))(str(error), kind=error.kind)
+    vars(other).update(vars(error))
     other.is_retryable = error.retryable  # type: ignore[attr-defined]
     return other
 

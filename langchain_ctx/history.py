@@ -102,12 +102,14 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
     ) -> None:
         super().__init__()
         sessions = Sessions(
-            store=store,
-            context_window=context_window,
-            summarizer=summarizer,
-            counter=counter,
+            {
+                "store": store,
+                "context_window": context_window,
+                "summarizer": summarizer,
+                "counter": counter,
+                **settings,
+            },
             overhead_tokens=overhead_tokens,
-            settings=settings,
         )
         try:
             key = session_key(session_id, owner)
@@ -170,12 +172,14 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
                 f"the mirror is {kind_of(mirror)}: give a function that returns the mirror of a session, by its id and its owner"
             )
         sessions = Sessions(
-            store=store,
-            context_window=context_window,
-            summarizer=summarizer,
-            counter=counter,
+            {
+                "store": store,
+                "context_window": context_window,
+                "summarizer": summarizer,
+                "counter": counter,
+                **settings,
+            },
             overhead_tokens=overhead_tokens,
-            settings=settings,
         )
         return HistoryFactory(sessions, overhead_tokens, mirror)
 

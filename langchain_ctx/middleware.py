@@ -38,9 +38,8 @@ from ctxfold.errors import ConfigError, CtxError, MessageConflictError, TurnClos
 from ctxfold.history.diff import Cursor, newest_known, split_settled
 from ctxfold.history.records import MessageAdded, SessionKey
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.protocols import Reply, Request, Store, TokenCounter
+from ctxfold.protocols import Reply, Request
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import all_of, check_name, kind_of, name_or_own
 from langchain_ctx.active_call import (
     Caller,
@@ -78,7 +77,7 @@ from langchain_ctx.session_routing import (
     session_key,
     sessions_of,
 )
-from langchain_ctx.sessions import AttachedSession, ContextSettings, HoldsSessions, Sessions
+from langchain_ctx.sessions import AttachedSession, HoldsSessions, PoolSettings, Sessions
 from langchain_ctx.summarizer import asking_for_summary, limits
 from langchain_ctx.tools import counted, is_free
 
@@ -397,14 +396,10 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
     def __init__(
         self,
         *args: Never,
-        context_window: int | None = None,
-        store: str | Store | None = None,
         session_id: str | None = None,
         owner: str = "default",
-        summarizer: Any = None,
-        counter: TokenCounter | TextCounter | None = None,
         history_tools: bool | Collection[str] = True,
-        **settings: Unpack[ContextSettings],
+        **settings: Unpack[PoolSettings],
     ) -> None:
         if args:  # the model, which LangChain's SummarizationMiddleware takes first
             raise ConfigError(
@@ -415,16 +410,8 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         self.tools = own_history_tools(history_tools, self._context_of)
         self._session = None if session_id is None else check_name("session", session_id)
         self._owner = check_name("owner", owner)
-        self._writer = CallersSummarizer(summarizer)
-        self._sessions = Sessions(
-            store=store,
-            context_window=context_window,
-            backend=CallersModel(),
-            summarizer=self._writer,
-            counter=counter,
-            of_model=True,
-            settings=settings,
-        )
+        self._writer = CallersSummarizer(settings.get("summarizer"))
+        self._sessions = Sessions({**settings, "summarizer": self._writer}, backend=CallersModel(), of_model=True)
         self._caches = AgentCaches(self._sessions.windows)
 
     @property

@@ -20,9 +20,8 @@ from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.diff import Cursor, cursor_of_view, first_in_view, newest_known
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import is_question
-from ctxfold.protocols import Request, Store, TokenCounter
+from ctxfold.protocols import Request
 from ctxfold.session.context import AgentContext
-from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, check_text, is_a, kind_of
 from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.errors import translated
@@ -32,7 +31,7 @@ from langchain_ctx.message_lists import LangChainList, converted_from, leading_c
 from langchain_ctx.messages import with_own_ids
 from langchain_ctx.reasoning import binds_thoughts
 from langchain_ctx.session_routing import MADE_FROM, Address, address_in_graph, first_id, key_or_own, session_key
-from langchain_ctx.sessions import ContextSettings, HoldsSessions, Sessions
+from langchain_ctx.sessions import HoldsSessions, PoolSettings, Sessions
 from langchain_ctx.tools import counted
 
 
@@ -72,20 +71,16 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
             takes them.
     """
 
-    def __init__(  # noqa: PLR0913 - settings, all by name
+    def __init__(
         self,
         *,
-        context_window: int | None = None,
-        store: str | Store | None = None,
         session_id: str | None = None,
         owner: str = "default",
-        summarizer: Any = None,
-        counter: TokenCounter | TextCounter | None = None,
         tools: Sequence[Any] = (),
         overhead_tokens: int = 0,
         messages_key: str = "messages",
         output_key: str = "llm_input_messages",
-        **settings: Unpack[ContextSettings],
+        **settings: Unpack[PoolSettings],
     ) -> None:
         self._session = None if session_id is None else check_name("session", session_id)
         self._owner = check_name("owner", owner)
@@ -97,15 +92,7 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
         check_text("output_key", output_key)
         self._messages_key = messages_key
         self._output_key = output_key
-        self._sessions = Sessions(
-            store=store,
-            context_window=context_window,
-            summarizer=summarizer,
-            counter=counter,
-            tools=self._options.tools,
-            overhead_tokens=overhead_tokens,
-            settings=settings,
-        )
+        self._sessions = Sessions(settings, tools=self._options.tools, overhead_tokens=overhead_tokens)
 
     def context(self, session: str | None = None, *, owner: str | None = None) -> AgentContext:
         """Returns a session of this node: window, usage, pins, explain, export; the fixed one when none is named."""

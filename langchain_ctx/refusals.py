@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 from langchain_core import exceptions as lc
@@ -34,36 +34,32 @@ def unless_refused() -> Runnable[Any, Any]:
 
     It raises ModelRefusalError where the model refused.
     """
-
-    def check(replies: Iterator[Any]) -> Iterator[Any]:
-        for reply in replies:
-            yield _accepted(reply)
-
-    async def acheck(replies: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for reply in replies:
-            yield _accepted(reply)
-
-    return RunnableGenerator(check, acheck)
+    return _step(_is_accepted, lambda _: None)
 
 
 def unless_no_call() -> Runnable[Any, Any]:
     """Returns a step that passes on a model's reply, also in chunks. It raises OutputParserException for one without a call."""
+    return _step(_calls, _check_called)
 
-    def check(replies: Iterator[Any]) -> Iterator[Any]:
-        calls = False
+
+def _step(check: Callable[[Any], bool], check_end: Callable[[bool], None]) -> Runnable[Any, Any]:
+    """Returns a step that passes on replies; `check_end` is told at the end whether `check` was true for one of them."""
+
+    def passed(replies: Iterator[Any]) -> Iterator[Any]:
+        found = False
         for reply in replies:
-            calls = calls or _calls(reply)
+            found = check(reply) or found
             yield reply
-        _check_called(calls)
+        check_end(found)
 
-    async def acheck(replies: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        calls = False
+    async def apassed(replies: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        found = False
         async for reply in replies:
-            calls = calls or _calls(reply)
+            found = check(reply) or found
             yield reply
-        _check_called(calls)
+        check_end(found)
 
-    return RunnableGenerator(check, acheck)
+    return RunnableGenerator(passed, apassed)
 
 
 def _calls(reply: BaseMessage) -> bool:
@@ -80,14 +76,14 @@ def _check_called(calls: bool) -> None:
         )
 
 
-def _accepted(reply: Any) -> Any:
+def _is_accepted(reply: Any) -> bool:
     message: BaseMessage = reply if isinstance(reply, BaseMessage) else reply["raw"]
     if (block := refusal_block(message)) is not None:
         reason = f": {block['refusal']}" if block["refusal"] else ""
         error = ModelRefusalError(f"the model refused to answer{reason}")
         error.raw_message = message  # type: ignore[attr-defined]
         raise error
-    return reply
+    return True
 
 
 def _content_blocks(message: AIMessage | AIMessageChunk) -> list[Any]:

@@ -232,9 +232,17 @@ class ContextSettings(EngineSettings, total=False):
 
     sections: Sequence[Section]
     embedder: Embedder | Embeddings | None
-    owner_key: (
-        str | None
-    )  # the key of `configurable` that names the owner, such as LangGraph's "langgraph_auth_user_id"
+    # the key of `configurable` that names the owner, such as LangGraph's "langgraph_auth_user_id"
+    owner_key: str | None
+
+
+class PoolSettings(ContextSettings, total=False):
+    """Settings of an object that keeps the sessions of a model or an agent."""
+
+    store: str | Store | None
+    context_window: int | None
+    summarizer: Any
+    counter: TokenCounter | TextCounter | None
 
 
 # settings of AgentContext in addition to the policy's fields
@@ -297,23 +305,21 @@ class Sessions(SessionPool):
     Settings are checked at once: ConfigError, WindowTooSmallError. A store given as a URL is opened here and closed by `close`.
     """
 
-    def __init__(  # noqa: PLR0913 - settings, all by name
+    def __init__(
         self,
+        settings: PoolSettings | Mapping[str, Any],
         *,
-        store: str | Store | None,
-        context_window: int | None,
         backend: ContextBackend | None = None,
-        summarizer: Any = None,
-        counter: TokenCounter | TextCounter | None = None,
         max_tokens: int | None = None,
         tools: Sequence[ToolSpec] = (),
         overhead_tokens: int = 0,
         of_model: bool = False,
-        settings: ContextSettings | Mapping[str, Any],
     ) -> None:
         rules: dict[str, Any] = dict(settings)
         owner_key = rules.pop("owner_key", None)
         self.owner_key = None if owner_key is None else check_name("owner_key", owner_key)
+        store, context_window = rules.pop("store", None), rules.pop("context_window", None)
+        summarizer, counter = rules.pop("summarizer", None), rules.pop("counter", None)
         more = {name: rules.pop(name) for name in _NO_RULES if name in rules}
         more["embedder"] = as_embedder(more.get("embedder"))
         more["sections"] = check_sections(more.get("sections", ()))

@@ -29,8 +29,7 @@ from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.effects import Flow
 from ctxfold.engine.request import Options, check_call, limit_among
 from ctxfold.errors import ConfigError
-from ctxfold.protocols import Reply, Request, Store, TokenCounter
-from ctxfold.tokens.text import TextCounter
+from ctxfold.protocols import Reply, Request
 from ctxfold.validation import is_a, kind_of
 from langchain_ctx.active_call import (
     Caller,
@@ -48,7 +47,7 @@ from langchain_ctx.messages import reply_of
 from langchain_ctx.models import chosen_model, is_configurable, model_name, model_window, unknown_window
 from langchain_ctx.reasoning import check_model, returning
 from langchain_ctx.session_routing import check_fields
-from langchain_ctx.sessions import ContextSettings, HoldsSessions, KeepsSessions, Sessions
+from langchain_ctx.sessions import HoldsSessions, KeepsSessions, PoolSettings, Sessions
 from langchain_ctx.summarizer import ChatModelSummarizer
 from langchain_ctx.tools import counted, is_free
 
@@ -84,15 +83,7 @@ def result_of(reply: Reply) -> ChatResult:
 
 @overload
 def with_context(
-    model: BaseChatModel,
-    *,
-    session_id: str | None = None,
-    store: str | Store | None = None,
-    context_window: int | None = None,
-    owner: str = "default",
-    summarizer: Any = None,
-    counter: TokenCounter | TextCounter | None = None,
-    **settings: Unpack[ContextSettings],
+    model: BaseChatModel, *, session_id: str | None = None, owner: str = "default", **settings: Unpack[PoolSettings]
 ) -> ContextChatModel: ...
 
 
@@ -101,12 +92,8 @@ def with_context(
     model: _ConfigurableModel,
     *,
     session_id: str | None = None,
-    store: str | Store | None = None,
-    context_window: int | None = None,
     owner: str = "default",
-    summarizer: Any = None,
-    counter: TokenCounter | TextCounter | None = None,
-    **settings: Unpack[ContextSettings],
+    **settings: Unpack[PoolSettings],
 ) -> ConfigurableContextModel: ...
 
 
@@ -114,12 +101,8 @@ def with_context(
     model: BaseChatModel | _ConfigurableModel,
     *,
     session_id: str | None = None,
-    store: str | Store | None = None,
-    context_window: int | None = None,
     owner: str = "default",
-    summarizer: Any = None,
-    counter: TokenCounter | TextCounter | None = None,
-    **settings: Unpack[ContextSettings],
+    **settings: Unpack[PoolSettings],
 ) -> ContextChatModel | ConfigurableContextModel:
     """Returns the model with its conversation kept in a session, and its reasoning sent back.
 
@@ -137,23 +120,16 @@ def with_context(
     """
     check_fields({"session": session_id, "owner": owner})
     configurable = is_configurable(model)
+    summarizer = settings.get("summarizer")
     writer = CallersSummarizer(None if summarizer is model else summarizer)
     if isinstance(model, BaseChatModel) or not configurable:
         _check(model)
         writer.seen(cast("BaseChatModel", model))
-        if context_window is None and settings.get("policy") is None:
-            context_window = model_window(model)
-            if context_window is None:
+        if settings.get("context_window") is None and settings.get("policy") is None:
+            settings["context_window"] = model_window(model)
+            if settings["context_window"] is None:
                 raise unknown_window(model)
-    sessions = Sessions(
-        store=store,
-        context_window=context_window,
-        backend=CallersModel(),
-        summarizer=writer,
-        counter=counter,
-        of_model=configurable,
-        settings=settings,
-    )
+    sessions = Sessions({**settings, "summarizer": writer}, backend=CallersModel(), of_model=configurable)
     if configurable:
         return ConfigurableContextModel(model, sessions=sessions, writer=writer, session=session_id, owner=owner)
     return _in_sessions(cast("BaseChatModel", model), sessions, session_id, owner)

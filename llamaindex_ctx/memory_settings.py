@@ -356,7 +356,7 @@ def open_live(
     Returns it with the messages that replace the session's. Raises ConfigError for a keyword that is not among the `known` ones.
     """
     if (unknown := next((name for name in settings if name not in known), None)) is not None:
-        raise unknown_setting(unknown, tuple(known))
+        raise unknown_setting(unknown, tuple(name for name in known if name not in StockSettings.__annotations__))
     rules = dict(settings)
     session_id, history = rules.pop("session_id", None), rules.pop("chat_history", None)
     if session_id is not None and not isinstance(session_id, str):

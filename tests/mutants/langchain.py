@@ -621,13 +621,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_overflow_loses_the_limit_that_the_service_named",
-            "        limit_tokens=error.limit_tokens,\n",
-            "",
-            "langchain/test_backend.py::test_errors_are_backend_errors",
-        ),
-        (
-            "a_translated_error_forgets_when_to_come_back",
-            "        retry_after_s=error.retry_after_s,\n",
+            "    vars(other).update(vars(error))\n",
             "",
             "langchain/test_backend.py::test_errors_are_backend_errors",
         ),
