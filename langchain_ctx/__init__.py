@@ -9,26 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from langchain_ctx.backend import section_from as section_from
+    from langchain_ctx.backend import token_counter as token_counter
     from langchain_ctx.chat_model import ChatCtx as ChatCtx
     from langchain_ctx.history import CtxChatMessageHistory as CtxChatMessageHistory
     from langchain_ctx.middleware import ContextMiddleware as ContextMiddleware
+    from langchain_ctx.models import with_reasoning as with_reasoning
     from langchain_ctx.node import ContextNode as ContextNode
-    from langchain_ctx.reasoning import with_reasoning as with_reasoning
-    from langchain_ctx.retrieval import section_from as section_from
     from langchain_ctx.summarizer import ContextSummarizer as ContextSummarizer
-    from langchain_ctx.token_counting import token_counter as token_counter
     from langchain_ctx.tools import history_tools as history_tools
     from langchain_ctx.wrapper import with_context as with_context
 
 _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
+    "backend": ("section_from", "token_counter"),
     "chat_model": ("ChatCtx",),
     "history": ("CtxChatMessageHistory",),
     "middleware": ("ContextMiddleware",),
+    "models": ("with_reasoning",),
     "node": ("ContextNode",),
-    "reasoning": ("with_reasoning",),
-    "retrieval": ("section_from",),
     "summarizer": ("ContextSummarizer",),
-    "token_counting": ("token_counter",),
     "tools": ("history_tools",),
     "wrapper": ("with_context",),
 }

@@ -35,8 +35,7 @@ from ctxfold.events import (
     WindowGauge,
 )
 from ctxfold.protocols import BackendCapabilities, ContextBackend, Reply, Request, capabilities_of
-from langchain_ctx.models import is_same_model, model_name, model_window
-from langchain_ctx.reasoning import capabilities
+from langchain_ctx.models import capabilities, is_same_model, model_name, model_window
 from langchain_ctx.summarizer import as_summarizer
 
 T = TypeVar("T")

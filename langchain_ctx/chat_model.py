@@ -39,7 +39,7 @@ from ctxfold.protocols import ContextBackend, Reply, TokenCounter, Wire
 from ctxfold.stream import Fold
 from ctxfold.validation import as_dict, shown_url, whole_number
 from langchain_ctx.chat_calls import (
-    WINDOW,
+    ChunkWriter,
     ModelCall,
     SessionChatModel,
     call_options,
@@ -47,15 +47,23 @@ from langchain_ctx.chat_calls import (
     plain_request,
     reply_id,
 )
-from langchain_ctx.chunks import ChunkWriter
 from langchain_ctx.errors import translated
 from langchain_ctx.messages import from_langchain, to_langchain
 from langchain_ctx.models import model_profile
-from langchain_ctx.refusals import provider_label, unless_no_call
-from langchain_ctx.session_routing import check_fields
+from langchain_ctx.session_routing import WINDOW, check_fields
 from langchain_ctx.sessions import ContextSettings, Sessions
 from langchain_ctx.summarizer import ReportedSummarizer
-from langchain_ctx.tools import Method, bound_tools, call_settings, choice, parsed, specs, with_answer_format
+from langchain_ctx.tools import (
+    Method,
+    bound_tools,
+    call_settings,
+    choice,
+    parsed,
+    provider_label,
+    specs,
+    unless_no_call,
+    with_answer_format,
+)
 
 
 @cache

@@ -36,7 +36,7 @@ from ctxfold.validation import kind_of
 from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import new_messages, with_refusals
 from langchain_ctx.messages import all_from_langchain, check_messages, to_langchain, with_own_ids, without_thoughts
-from langchain_ctx.reasoning import binds_thoughts
+from langchain_ctx.models import binds_thoughts
 from langchain_ctx.session_routing import check_not_from_run, session_key
 from langchain_ctx.sessions import ClosesSessions, ContextSettings, PoolOf, Sessions
 

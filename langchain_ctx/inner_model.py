@@ -29,8 +29,7 @@ from ctxfold.validation import as_list
 from langchain_ctx.content import thought_text
 from langchain_ctx.errors import as_backend_error
 from langchain_ctx.messages import from_langchain, to_langchain, usage_metadata, without_thoughts
-from langchain_ctx.models import is_same_model, model_name
-from langchain_ctx.reasoning import first_with_reasoning, warn_of_loss
+from langchain_ctx.models import first_with_reasoning, is_same_model, model_name, warn_of_loss
 
 Piece = TypeVar("Piece")
 SEALED = "redacted_thinking"

@@ -52,10 +52,8 @@ from langchain_ctx.active_call import (
     keeps_sessions,
     reporting,
 )
-from langchain_ctx.chat_calls import WINDOW
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import WindowCache
-from langchain_ctx.kept_cursor import KEPT, KeptElsewhere, kept_cursor, outlives
 from langchain_ctx.message_lists import (
     LangChainList,
     VersionCache,
@@ -66,10 +64,11 @@ from langchain_ctx.message_lists import (
     with_given_prompts,
 )
 from langchain_ctx.messages import digest_of, from_langchain, reply_of, with_own_ids
-from langchain_ctx.models import chosen_model, is_configurable
-from langchain_ctx.reasoning import returning
+from langchain_ctx.models import chosen_model, is_configurable, returning
+from langchain_ctx.node import KEPT, KeptElsewhere, kept_cursor, outlives
 from langchain_ctx.session_routing import (
     MADE_FROM,
+    WINDOW,
     Address,
     Names,
     address_in_graph,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Unpack, cast
 
 from langchain_core.messages import BaseMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold.effects import Flow
+from ctxfold.effects import Effect, Flow
 from ctxfold.engine.attach import Attachment, cursor_at, follow
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.request import Options
@@ -20,19 +22,79 @@ from ctxfold.errors import ConfigError, EmptyMessagesError
 from ctxfold.history.diff import Cursor, cursor_of_view, first_in_view, newest_known
 from ctxfold.history.records import SessionKey
 from ctxfold.messages import is_question
-from ctxfold.protocols import Request
+from ctxfold.protocols import Ports, Request
 from ctxfold.session.context import AgentContext
-from ctxfold.validation import check_name, check_text, is_a, kind_of
-from langchain_ctx.chat_calls import WINDOW
+from ctxfold.validation import check_name, check_text, is_a, kind_of, warn_caller
 from langchain_ctx.errors import translated
 from langchain_ctx.inner_model import converted
-from langchain_ctx.kept_cursor import outlives
 from langchain_ctx.message_lists import LangChainList, converted_from, leading_count, prompt_text, with_given_prompts
 from langchain_ctx.messages import with_own_ids
-from langchain_ctx.reasoning import binds_thoughts
-from langchain_ctx.session_routing import MADE_FROM, Address, address_in_graph, first_id, key_or_own, session_key
+from langchain_ctx.models import binds_thoughts
+from langchain_ctx.session_routing import (
+    MADE_FROM,
+    WINDOW,
+    Address,
+    address_in_graph,
+    first_id,
+    key_or_own,
+    place_of_graph,
+    session_key,
+)
 from langchain_ctx.sessions import HoldsSessions, PoolSettings, Sessions
 from langchain_ctx.tools import counted
+
+KEPT = "ctxfold"  # the key of the state
+LOOKED_AT = 64  # the newest checkpoints of a thread
+
+
+def kept_cursor(state: object) -> Cursor | None:
+    """Returns the cursor in the state of an agent, in a snapshot of it, or in its values; warns of anything else there."""
+    values = cast("object", state if isinstance(state, Mapping) else getattr(state, "values", None))
+    saved: Any = cast("Mapping[str, Any]", values).get(KEPT) if isinstance(values, Mapping) else None
+    cursor = Cursor.from_dict(cast("Mapping[str, Any]", saved)) if isinstance(saved, Mapping) else None
+    if saved is not None and cursor is None:
+        warn_caller(
+            f"the private key {KEPT!r} of this state was changed and is ignored: the messages tell the session apart"
+        )
+    return cursor
+
+
+def outlives(config: RunnableConfig) -> bool:
+    """Returns True where a checkpointer keeps the state of the running graph beyond the process: an empty state is a new thread."""
+    saver: Any = config.get("configurable", {}).get("__pregel_checkpointer")
+    return isinstance(saver, BaseCheckpointSaver) and type(cast("object", saver)) is not InMemorySaver
+
+
+@dataclass(frozen=True, slots=True)
+class KeptElsewhere(Effect[bool]):
+    """Tells whether a checkpoint of the run's thread has a cursor of the session."""
+
+    saver: BaseCheckpointSaver[Any]
+    thread: RunnableConfig
+    session: str
+
+    @classmethod
+    def of(cls, config: RunnableConfig, session: str) -> KeptElsewhere | None:
+        """Returns the look-up in the running graph's checkpointer, which LangGraph puts into the config of its nodes."""
+        configurable = config.get("configurable", {})
+        saver: Any = configurable.get("__pregel_checkpointer")
+        names = {"thread_id": configurable.get("thread_id"), "checkpoint_ns": place_of_graph(config)}
+        return cls(saver, {"configurable": names}, session) if is_a(saver, BaseCheckpointSaver) else None
+
+    def perform(self, ports: Ports) -> bool:
+        return any(map(self._has_cursor, self.saver.list(self.thread, limit=LOOKED_AT)))
+
+    async def aperform(self, ports: Ports) -> bool:
+        checkpoints = cast("AsyncGenerator[CheckpointTuple, None]", self.saver.alist(self.thread, limit=LOOKED_AT))
+        async with aclosing(checkpoints):
+            async for checkpoint in checkpoints:
+                if self._has_cursor(checkpoint):
+                    return True
+        return False
+
+    def _has_cursor(self, checkpoint: CheckpointTuple) -> bool:
+        cursor = kept_cursor(checkpoint.checkpoint["channel_values"])
+        return cursor is not None and cursor.root == self.session
 
 
 class ContextNode(Runnable[Any, Any], HoldsSessions):

@@ -19,6 +19,7 @@ from ctxfold.validation import check_name, kind_of
 
 WITHIN = "|"  # between a thread and a place in its graph, as LangGraph parts such places
 RUN = ":"  # between a node of such a place and its run
+WINDOW = "context_window"  # of one call, among its arguments and in its config
 MADE_FROM = "run-"  # how the name begins of a conversation that nobody named
 
 

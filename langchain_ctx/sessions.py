@@ -37,9 +37,9 @@ from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, name_or_own, warn_caller
 from langchain_ctx.active_call import called_model, listen
+from langchain_ctx.backend import as_embedder
 from langchain_ctx.inner_model import WindowCache
 from langchain_ctx.models import model_window, unknown_window
-from langchain_ctx.retrieval import as_embedder
 from langchain_ctx.session_routing import Address, Names, checked_session_id, is_in_graph, key_or_own, sessions_of
 from langchain_ctx.summarizer import as_summarizer
 

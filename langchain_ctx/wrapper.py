@@ -39,14 +39,21 @@ from langchain_ctx.active_call import (
     check_sends_window,
     keeps_sessions,
 )
-from langchain_ctx.chat_calls import SESSION, WINDOW, ModelCall, SessionChatModel, no_session, reply_id
+from langchain_ctx.chat_calls import SESSION, ModelCall, SessionChatModel, no_session, reply_id
 from langchain_ctx.errors import as_backend_error, translated
 from langchain_ctx.inner_model import Pieces, inner_stream
 from langchain_ctx.message_lists import leading_count, with_given_prompts
 from langchain_ctx.messages import reply_of
-from langchain_ctx.models import chosen_model, is_configurable, model_name, model_window, unknown_window
-from langchain_ctx.reasoning import check_model, returning
-from langchain_ctx.session_routing import check_fields
+from langchain_ctx.models import (
+    check_model,
+    chosen_model,
+    is_configurable,
+    model_name,
+    model_window,
+    returning,
+    unknown_window,
+)
+from langchain_ctx.session_routing import WINDOW, check_fields
 from langchain_ctx.sessions import HoldsSessions, KeepsSessions, PoolSettings, Sessions
 from langchain_ctx.summarizer import ChatModelSummarizer
 from langchain_ctx.tools import counted, is_free

@@ -13,7 +13,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 from llama_index_instrumentation.dispatcher import instrument_tags
 
 from ctxfold import Item, Query, Section
-from ctxfold.adapters.retrieval import checked_embedder, found_item
+from ctxfold.adapters.sessions import checked_embedder, found_item
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Embedder
 from ctxfold.validation import kind_of

@@ -52,8 +52,7 @@ from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, name_or_own
-from llamaindex_ctx.instrumentation import tell
-from llamaindex_ctx.llm_calls import (
+from llamaindex_ctx.backend import (
     ONE_CALL,
     PARSED,
     REPLIES,
@@ -62,6 +61,7 @@ from llamaindex_ctx.llm_calls import (
     LlmCall,
     is_output_class,
 )
+from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.memory_settings import source_of
 from llamaindex_ctx.messages import chat_messages, from_chat_messages, with_distinct_ids
 from llamaindex_ctx.metadata import ID_KEY, NEWEST_KEY, mark

@@ -12,8 +12,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from ctxfold import AgentContext, ConfigError
 from ctxfold.tokens.text import RatioCounter
 from langchain_ctx import ContextNode, with_context
+from langchain_ctx.backend import LangChainEmbedder
 from langchain_ctx.messages import from_langchain
-from langchain_ctx.retrieval import LangChainEmbedder
 
 FILLER = "We also spoke about the weather in the old town for a while. " * 6
 TOLD = "The puppy is called Bello."

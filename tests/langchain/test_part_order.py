@@ -27,7 +27,7 @@ from ctxfold import Message, ReasoningPart, Reply, ScriptedBackend, TextPart, To
 from ctxfold.backends.base import reply_chunks
 from ctxfold.stream import Fold
 from langchain_ctx import ChatCtx, with_context
-from langchain_ctx.chunks import ChunkWriter
+from langchain_ctx.chat_calls import ChunkWriter
 from langchain_ctx.messages import from_langchain, to_langchain
 from tests.support.strategies import replies
 

@@ -231,7 +231,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../langchain_ctx/reasoning.py",
+        "../../langchain_ctx/models.py",
         (
             "thoughts_that_lost_their_beginning_are_sent",
             "return max(request.refused_before, request.unbound_before if",
@@ -267,7 +267,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../langchain_ctx/refusals.py",
+        "../../langchain_ctx/tools.py",
         (
             "a_reply_without_the_call_is_none",
             "    if not calls:\n",
@@ -675,7 +675,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../langchain_ctx/chunks.py",
+        "../../langchain_ctx/chat_calls.py",
         (
             "the_name_of_a_call_is_streamed_with_each_piece",
             "new_name = None if self._names[number] else delta.name or None",
@@ -726,7 +726,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../langchain_ctx/kept_cursor.py",
+        "../../langchain_ctx/node.py",
         (
             "a_checkpointer_in_memory_outlives_the_process",
             ' and type(cast("object", saver)) is not InMemorySaver',
@@ -747,7 +747,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../langchain_ctx/token_counting.py",
+        "../../langchain_ctx/backend.py",
         (
             "a_counter_forgets_its_tools",
             "self._tools_tokens = counter.count_tools(counted(tools))",
@@ -846,7 +846,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../langchain_ctx/retrieval.py",
+        "../../langchain_ctx/backend.py",
         (
             "a_document_does_not_say_where_it_is_from",
             '_SOURCES = ("source", "file_path", "url", "title")',
@@ -1005,7 +1005,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../langchain_ctx/refusals.py",
+        "../../langchain_ctx/tools.py",
         (
             "a_refused_reply_is_an_answer",
             "    if (block := refusal_block(message)) is not None:\n        reason",
@@ -1275,7 +1275,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../langchain_ctx/refusals.py",
+        "../../langchain_ctx/tools.py",
         (
             "a_refused_stream_lacks_its_call",
             " or (\n        refusal_block(reply) is not None\n    )",

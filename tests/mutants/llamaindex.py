@@ -924,7 +924,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../llamaindex_ctx/llm_calls.py",
+        "../../llamaindex_ctx/backend.py",
         (
             "arguments_of_a_call_do_not_reach_the_llm",
             "Invoke(self.llm.chat, self.llm.achat, messages, **call.arguments)",

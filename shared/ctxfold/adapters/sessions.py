@@ -1,12 +1,12 @@
-"""The sessions of many users over one engine and one store."""
+"""The sessions of many users over one engine and one store; checks of embedders, and items out of what retrievers find."""
 
 from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 from ctxfold._lifecycle import Closing
 from ctxfold.compaction.strategy import Strategy, Summarizer
@@ -15,8 +15,10 @@ from ctxfold.effects import in_thread
 from ctxfold.events import Subscriber
 from ctxfold.policy.prices import Prices
 from ctxfold.policy.settings import Policy, PolicyFields, unknown_setting
-from ctxfold.protocols import Store
+from ctxfold.protocols import Embedder, Store
+from ctxfold.sections.section import Item
 from ctxfold.session.context import AgentContext
+from ctxfold.validation import check_has
 
 
 class EngineSettings(PolicyFields, total=False):
@@ -97,3 +99,31 @@ class SessionPool(Closing):
             await self._first.aclose()
         if self._owns_store:
             await self.store.aclose()
+
+
+def found_item(
+    text: str,
+    metadata: Mapping[str, object],
+    *,
+    sources: Sequence[str],
+    page: str,
+    id: str | None,
+    score: float | None = None,
+) -> Item:
+    """Returns a retrieved passage with its provenance.
+
+    Args:
+        sources: names of the metadata that may tell where the passage comes from; the first that is there is taken.
+        page: name of the metadata that holds the page.
+    """
+    source = next((str(metadata[name]) for name in sources if metadata.get(name)), "")
+    number = metadata.get(page)
+    return Item(text, score, f"{source}, page {number}" if source and number is not None else source, id)
+
+
+def checked_embedder(embedder: Any, framework_kind: str) -> Embedder | None:
+    """Returns the embedder. ConfigError for what is none; `framework_kind` says what else may be given."""
+    if embedder is not None:
+        advice = f"give {framework_kind}, or an object with embed and aembed"
+        check_has("embedder", embedder, ("embed", "aembed"), advice)
+    return cast("Embedder | None", embedder)
