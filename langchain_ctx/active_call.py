@@ -293,11 +293,7 @@ def annotated(metadata: Mapping[str, Any]) -> Generator[None, None, None]:
     callbacks: Callbacks = [*(given or ()), own] if not isinstance(given, BaseCallbackManager) else given.copy()
     if isinstance(callbacks, BaseCallbackManager):
         callbacks.add_handler(own)
-    config: RunnableConfig = {
-        **around,
-        "callbacks": callbacks,
-        "metadata": {**around.get("metadata", {}), **metadata},
-    }
+    config: RunnableConfig = {**around, "callbacks": callbacks, "metadata": {**around.get("metadata", {}), **metadata}}
     token = var_child_runnable_config.set(config)
     try:
         yield

@@ -188,18 +188,11 @@ def content_of(message: Message, layout: Layout | None) -> Content:
     """Restores content by its layout; returns plain content for a message that has changed since or has no layout."""
     if layout is None:
         return plain_content(message)
-    sources = _Sources(message, _separator(message, layout))
+    sources = _Sources(message, RESULT_SEPARATOR if message.role == "tool" else "")
     blocks = [sources.block(place) for place in layout]
     if any(block is None for block in blocks) or not sources.used_up():
         return plain_content(message)
     return cast("Content", blocks)
-
-
-def _separator(message: Message, layout: Layout) -> str:
-    """Returns what stands between the texts; outputs that were stored before there was a separator have none."""
-    lengths = [place[1] for place in layout if place[0] in ("s", "t") and place[1]]
-    separated = sum(lengths) + len(RESULT_SEPARATOR) * (len(lengths) - 1)
-    return RESULT_SEPARATOR if message.role == "tool" and len(message.text) == separated else ""
 
 
 def plain_content(message: Message) -> Content:
@@ -232,9 +225,6 @@ class _Sources:
         self._at = 0
         self._reasoning = message.reasoning
         self._thought_at = 0
-        # a sealed thought has no text, and no block in the content
-        thoughts = [p for p in message.parts if isinstance(p, ReasoningPart)]
-        self._lengths = iter([len(p.text) for p in thoughts if p.text or p.details is None])
         self._media = iter([p for p in message.parts if isinstance(p, MediaPart)])
         self._calls = {call.id: call for call in message.tool_calls}
 
@@ -260,10 +250,8 @@ class _Sources:
         self._at = start + length
         return self._text[start : self._at]
 
-    def _thought(self, kind: str, rest: Block, length: int | None = None) -> Block | None:
-        """Returns a block of reasoning. Release 0.1.0 stored no lengths: each block was one part."""
-        length = next(self._lengths, None) if length is None else length
-        if length is None or self._thought_at + length > len(self._reasoning):
+    def _thought(self, kind: str, rest: Block, length: int) -> Block | None:
+        if self._thought_at + length > len(self._reasoning):
             return None
         self._thought_at += length
         return {"type": kind, kind: self._reasoning[self._thought_at - length : self._thought_at], **rest}

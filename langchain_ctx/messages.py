@@ -20,7 +20,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from ctxfold.adapters.part_order import Place, arranged, cut_thoughts, order_note
+from ctxfold.adapters.part_order import arranged, cut_thoughts, order_note
 from ctxfold.errors import InvalidToolArgumentsError, MessageError, UnknownRoleError
 from ctxfold.history.cuts import made_call_id, with_known_calls
 from ctxfold.history.diff import own_ids
@@ -129,24 +129,6 @@ def _with_thoughts(
     return [*thoughts, *(p for p in parts if not isinstance(p, ReasoningPart))]
 
 
-def _order(ours: Mapping[str, Any], parts: Sequence[Part]) -> object:
-    """Returns the stored order of the parts, or None. Release 0.1.0 stored the places of reasoning in the text."""
-    noted: object = ours.get("thoughts")
-    if _ORDER in ours or not isinstance(noted, list):
-        return ours.get(_ORDER)
-    places: list[Place] = []
-    at, end = 0, sum(len(p.text) for p in parts if isinstance(p, TextPart))
-    for one in cast("list[object]", noted):
-        thought = dict(_mapping(one))
-        start, length = thought.pop("at", None), thought.pop("length", None)
-        if not isinstance(start, int):
-            return None
-        places += [{"text": min(start, end) - at}] if min(start, end) > at else []
-        at = max(at, min(start, end))
-        places.append({"thought": length, **thought})
-    return [*places, {"text": end - at}] if end > at else places
-
-
 def _json(details: Sequence[object]) -> str:
     return json.dumps(details, ensure_ascii=False)
 
@@ -228,7 +210,7 @@ def from_langchain(message: BaseMessage, *, new_id: Callable[[], str] = _new_id)
         meta["finish_reason"] = finish
     usage: Usage | None = None
     if isinstance(message, AIMessage):
-        note = _order(ours, parts)
+        note = ours.get(_ORDER)
         parts = arranged(note, [*_with_thoughts(parts, kwargs, ours, note, extras), *_calls(message, ours, identity)])
         if message.invalid_tool_calls:
             extras["invalid"] = [_invalid_rest(c) for c in message.invalid_tool_calls]

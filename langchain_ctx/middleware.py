@@ -23,7 +23,7 @@ from langchain.tools import ToolRuntime
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig, ensure_config
-from langchain_core.tools import BaseTool, StructuredTool
+from langchain_core.tools import BaseTool
 from langgraph.types import Command
 
 from ctxfold.adapters.calls import Invoke, acall, call, original_error
@@ -78,7 +78,7 @@ from langchain_ctx.session_routing import (
 )
 from langchain_ctx.sessions import AttachedSession, HoldsSessions, PoolSettings, Sessions
 from langchain_ctx.summarizer import asking_for_summary, limits
-from langchain_ctx.tools import counted, is_free
+from langchain_ctx.tools import counted, is_free, structured_tool
 
 
 class ContextState(AgentState[Any]):
@@ -133,19 +133,13 @@ def _tool(spec: ToolSpec, context_of: Callable[[Runtime], AgentContext]) -> Base
     def bound(runtime: Runtime) -> HistoryTool:
         return next(t for t in history_tools(context_of(runtime)) if t.name == spec.name)
 
-    def call(runtime: ToolRuntime[Any, Any], **arguments: Any) -> str:
+    def use(runtime: ToolRuntime[Any, Any], **arguments: Any) -> str:
         return bound(runtime).call(**arguments)
 
-    async def acall(runtime: ToolRuntime[Any, Any], **arguments: Any) -> str:
+    async def ause(runtime: ToolRuntime[Any, Any], **arguments: Any) -> str:
         return await bound(runtime).acall(**arguments)
 
-    return StructuredTool.from_function(
-        func=call,
-        coroutine=acall,
-        name=spec.name,
-        description=spec.description,
-        args_schema=dict(spec.parameters),
-    )
+    return structured_tool(spec, use, ause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +318,7 @@ class AgentTurn:
             messages = messages if own is None else [*messages[:own], *messages[own + 1 :]]
         settings = {name: value for name, value in self.request.model_settings.items() if name != WINDOW}
         return self.request.override(
-            model=self.model,
-            messages=cast("list[Any]", messages),
-            tools=self._tools,
-            model_settings=settings,
+            model=self.model, messages=cast("list[Any]", messages), tools=self._tools, model_settings=settings
         )
 
 
@@ -494,11 +485,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
             calling(caller),
             reporting(getattr(turn.request.runtime, "stream_writer", None)) as report,
             self._sessions.attaching(
-                root,
-                turn.incoming,
-                cursor=cursor,
-                kept_elsewhere=elsewhere,
-                list_decides=lasting,
+                root, turn.incoming, cursor=cursor, kept_elsewhere=elsewhere, list_decides=lasting
             ) as attach,
         ):
             yield report, partial(turn.run, attach)

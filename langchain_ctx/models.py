@@ -253,7 +253,8 @@ def binds_thoughts(model: str | None) -> bool:
 
 def first_with_reasoning(model: object, request: Request) -> int:
     """Returns the index of the first message whose reasoning the model's service does not refuse."""
-    return max(request.refused_before, request.unbound_before if capabilities(model).binds_reasoning else 0)
+    refused, unbound = request.refused_before, request.unbound_before
+    return unbound if unbound > refused and capabilities(model).binds_reasoning else refused
 
 
 def returning(model: M) -> M:

@@ -31,14 +31,7 @@ from ctxfold.compaction.summarize import Summary
 from ctxfold.effects import Flow
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import assistant
-from ctxfold.protocols import (
-    BackendCapabilities,
-    ContextBackend,
-    Reply,
-    Request,
-    TokenCounter,
-    capabilities_of,
-)
+from ctxfold.protocols import BackendCapabilities, ContextBackend, Reply, Request, TokenCounter, capabilities_of
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import kind_of
 from langchain_ctx.errors import as_backend_error, translated
@@ -103,12 +96,7 @@ class _WithoutTokens(BaseCallbackHandler):
 def _config() -> RunnableConfig:
     """Returns the config of a separate run, which reaches the caller's callbacks but neither LangGraph's stream nor its
     session."""
-    return {
-        "callbacks": listeners(),
-        "tags": TAGS,
-        "run_name": RUN_NAME,
-        "configurable": {},
-    }
+    return {"callbacks": listeners(), "tags": TAGS, "run_name": RUN_NAME, "configurable": {}}
 
 
 class ChatModelSummarizer(BorrowedModel):

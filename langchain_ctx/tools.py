@@ -158,9 +158,7 @@ def with_answer_format(wire: Wire, body: Mapping[str, Any]) -> dict[str, Any]:
 # of JSON schema, what Claude's API takes; a schema with anything else is refused
 _DEFINITIONS = ("$defs", "definitions")
 _SAME = frozenset({"$ref", "const", "description", "enum", "required", "title", "type"})
-_FORMATS = frozenset(
-    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"},
-)
+_FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"})
 
 
 def _closed(schema: Mapping[str, Any] | bool, place: str = "") -> dict[str, Any]:
@@ -280,12 +278,12 @@ def history_tools(context: AgentContext, *, media: bool = False) -> list[BaseToo
 
 def _tool(context: AgentContext, tool: HistoryTool, media: bool) -> BaseTool:
     call, acall = reading_media(context, tool, _with_media) if media else (tool.call, tool.acall)
+    return structured_tool(tool.spec, call, acall)
+
+
+def structured_tool(spec: ToolSpec, use: Callable[..., Any], ause: Callable[..., Any]) -> BaseTool:
     return StructuredTool.from_function(
-        func=call,
-        coroutine=acall,
-        name=tool.name,
-        description=tool.description,
-        args_schema=tool.parameters,
+        func=use, coroutine=ause, name=spec.name, description=spec.description, args_schema=dict(spec.parameters)
     )
 
 

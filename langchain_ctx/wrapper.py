@@ -12,13 +12,7 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import (
-    Runnable,
-    RunnableBinding,
-    RunnableConfig,
-    RunnableParallel,
-    RunnableSequence,
-)
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableParallel, RunnableSequence
 from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, Field
@@ -68,9 +62,7 @@ def options_of(kwargs: Mapping[str, Any]) -> Options:
     """Returns what the engine has to know of a call's arguments: what takes room, and how much there is."""
     check_call(kwargs)
     return Options(
-        tools=counted(kwargs.get("tools")),
-        max_tokens=limit_among(kwargs),
-        context_window=kwargs.get(WINDOW),
+        tools=counted(kwargs.get("tools")), max_tokens=limit_among(kwargs), context_window=kwargs.get(WINDOW)
     )
 
 

@@ -6,22 +6,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llamaindex_ctx.agent_tools import history_tools as history_tools
     from llamaindex_ctx.blocks import CtxMemoryBlock as CtxMemoryBlock
     from llamaindex_ctx.chat_store import CtxChatStore as CtxChatStore
     from llamaindex_ctx.llm import CtxLLM as CtxLLM
     from llamaindex_ctx.memory import CtxMemory as CtxMemory
     from llamaindex_ctx.reasoning import with_reasoning as with_reasoning
     from llamaindex_ctx.summarizer import LlmSummarizer as LlmSummarizer
+    from llamaindex_ctx.tools import history_tools as history_tools
     from llamaindex_ctx.wrapper import with_context as with_context
 
 _NAMES: dict[str, tuple[str, ...]] = {  # by the module that defines them
-    "agent_tools": ("history_tools",),
     "blocks": ("CtxMemoryBlock",),
     "chat_store": ("CtxChatStore",),
     "llm": ("CtxLLM",),
     "memory": ("CtxMemory",),
     "reasoning": ("with_reasoning",),
+    "tools": ("history_tools",),
     "summarizer": ("LlmSummarizer",),
     "wrapper": ("with_context",),
 }

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock, ThinkingBlock, ToolCallBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import LLM
-from llama_index.core.program.function_program import get_function_tool
-from llama_index.core.tools import FunctionTool
 from llama_index.core.tools.types import BaseTool, ToolMetadata, ToolOutput
 
 from ctxfold.adapters.calls import BorrowedModel, Invoke, ModelStream
@@ -39,6 +37,7 @@ from llamaindex_ctx.messages import distinct_blocks, to_chat_messages, with_dist
 from llamaindex_ctx.metadata import ID_KEY, mark, without_marks
 from llamaindex_ctx.replies import field_of, noted, usage_of, whole_reply
 from llamaindex_ctx.summarizer import LlmSummarizer, check_llm, told_window
+from llamaindex_ctx.tools import counted
 
 # packages that send thinking blocks back, with the service and the wire that each of them calls
 _NATIVE: Mapping[str, tuple[str, Wire]] = {
@@ -374,7 +373,7 @@ class LlmCall:
         """Returns the options for the engine: the arguments that take room in the request, and text for this request alone."""
         return Options(
             max_tokens=limit_among(self.arguments),
-            tools=tuple(_counted(tool) for tool in self.arguments.get("tools") or ()),
+            tools=tuple(counted(tool) for tool in self.arguments.get("tools") or ()),
             scratch=scratch or None,
             passages=passages or None,
             context_window=self.context_window,
@@ -471,21 +470,3 @@ def _forget_other_calls(response: ChatResponse) -> None:
     if call_ids and isinstance(tool_calls, list):
         calls = cast("list[object]", tool_calls)
         message.additional_kwargs["tool_calls"] = [c for c in calls if field_of(c, "id") in call_ids]
-
-
-def is_output_class(tool: BaseTool) -> bool:
-    """Returns True for the tool that stands for the class of a structured output: what is called is LlamaIndex's own function."""
-    return isinstance(tool, FunctionTool) and tool.fn.__module__ == get_function_tool.__module__
-
-
-def _counted(tool: object) -> ToolSpec:
-    """Returns a tool for counting, from any shape that the LLM takes."""
-    row: object = tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
-    if not isinstance(row, Mapping):
-        return ToolSpec("tool", str(row), {})
-    fields = cast("Mapping[str, Any]", row)
-    inner: object = fields.get("function")
-    function = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else fields
-    schema: object = function.get("parameters") or function.get("input_schema")
-    parameters = cast("Mapping[str, Any]", schema) if isinstance(schema, Mapping) else function
-    return ToolSpec(str(function.get("name") or "tool"), str(function.get("description") or ""), parameters)

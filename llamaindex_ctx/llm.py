@@ -27,7 +27,7 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools.types import BaseTool
 from pydantic import Field, PrivateAttr, SecretStr, SkipValidation, field_serializer
 
-from ctxfold import BackendError, ContextBackend, Message, Request, ToolSpec
+from ctxfold import BackendError, ContextBackend, Message, Request
 from ctxfold.adapters.calls import PieceFlow, PlainCalls, acall, aemit, call, each, emit
 from ctxfold.adapters.tool_rounds import answered, paired
 from ctxfold.connect import check_fits, message_counter, named_provider, open_backend
@@ -42,6 +42,7 @@ from llamaindex_ctx.messages import chat_messages, from_chat_message
 from llamaindex_ctx.metadata import REPLY_KEY
 from llamaindex_ctx.replies import CumulativeReply, chat_response, noted, tool_selections
 from llamaindex_ctx.summarizer import UnknownWindow
+from llamaindex_ctx.tools import tool_choice_of, tool_row, tool_spec
 
 # switches of LlamaIndex itself, no parameters of a model
 _NOT_SENT = frozenset({"allow_parallel_tool_calls", "formatted", "tool_required", "verbose"})
@@ -56,8 +57,8 @@ def write_request(messages: Sequence[ChatMessage], options: Mapping[str, Any], *
     body = rest.pop("extra_body", {})
     return Request(
         tuple(_sent(messages)),
-        tools=tuple(_spec(tool) for tool in rest.pop("tools", ())),
-        tool_choice=_choice(rest.pop("tool_choice", None)),
+        tools=tuple(tool_spec(tool) for tool in rest.pop("tools", ())),
+        tool_choice=tool_choice_of(rest.pop("tool_choice", None)),
         max_tokens=rest.pop("max_tokens", None),
         temperature=rest.pop("temperature", None),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -88,42 +89,6 @@ def _with_extras(message: Message, source: ChatMessage) -> Message:
         return message
     parts = (replace(p, extra=extras.get(p.id, p.extra)) if isinstance(p, ToolCallPart) else p for p in message.parts)
     return replace(message, parts=tuple(parts))
-
-
-def tool_rows(tools: Sequence[BaseTool]) -> list[dict[str, Any]]:
-    """Returns the tools in the form of chat completions, which events and payloads can hold."""
-    return [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
-
-
-def _spec(tool: object) -> ToolSpec:
-    if isinstance(tool, ToolSpec):
-        return tool
-    row = tool.metadata.to_openai_tool(skip_length_check=True) if isinstance(tool, BaseTool) else tool
-    function = _function(row)
-    if not function.get("name"):
-        raise ConfigError(
-            f"tools holds {type(tool).__name__} {str(tool)[:80]!r}: give LlamaIndex tools or "
-            '{"type": "function", "function": {"name": ...}}'
-        )
-    return ToolSpec(function["name"], function.get("description") or "", function.get("parameters") or {})
-
-
-def _choice(choice: object) -> str | None:
-    """Returns a tool choice from a word, a tool's name, or the object of chat completions."""
-    if isinstance(choice, Mapping):
-        name = _function(cast("object", choice)).get("name")
-        if not isinstance(name, str):
-            raise ConfigError(f"tool_choice {choice!r} names no function: use auto, none, required or a tool's name")
-        return name
-    if choice is None or isinstance(choice, str):
-        return "required" if choice == "any" else choice
-    raise ConfigError(f"tool_choice is {choice!r}: use auto, none, required or a tool's name")
-
-
-def _function(row: object) -> Mapping[str, Any]:
-    """Returns the "function" field of a chat-completions object, empty for anything else."""
-    function: object = cast("Mapping[str, Any]", row).get("function") if isinstance(row, Mapping) else None
-    return cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {}
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -340,7 +305,7 @@ class CtxLLM(FunctionCallingLLM):
             tool_choice = "required"
         return {
             "messages": history,
-            "tools": tool_rows(tools),
+            "tools": [*map(tool_row, tools)],
             "tool_choice": tool_choice,
             "allow_parallel_tool_calls": allow_parallel_tool_calls,
             **kwargs,

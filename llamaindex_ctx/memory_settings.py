@@ -11,11 +11,7 @@ from typing import Any, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.llm import LLM
-from llama_index.core.memory.memory import (
-    DEFAULT_MEMORY_BLOCKS_TEMPLATE,
-    DEFAULT_TOKEN_LIMIT,
-    InsertMethod,
-)
+from llama_index.core.memory.memory import DEFAULT_MEMORY_BLOCKS_TEMPLATE, DEFAULT_TOKEN_LIMIT, InsertMethod
 from llama_index.core.memory.types import DEFAULT_CHAT_STORE_KEY
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base import BaseChatStore

@@ -100,11 +100,7 @@ def _note_calls(message: ChatMessage, calls: Sequence[ToolCallPart]) -> None:
     """Puts the calls where structured streaming looks for them."""
     if calls:
         message.additional_kwargs["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in calls
         ]
 

@@ -59,7 +59,6 @@ from llamaindex_ctx.backend import (
     CallersBackend,
     CallersSummarizer,
     LlmCall,
-    is_output_class,
 )
 from llamaindex_ctx.instrumentation import tell
 from llamaindex_ctx.memory_settings import source_of
@@ -68,6 +67,7 @@ from llamaindex_ctx.metadata import ID_KEY, NEWEST_KEY, mark
 from llamaindex_ctx.reasoning import check_reasoning, returning
 from llamaindex_ctx.retrieval import as_embedder
 from llamaindex_ctx.summarizer import LlmSummarizer, check_llm, known_window, reply_limit
+from llamaindex_ctx.tools import is_output_class
 
 # fields of the LLM that LlamaIndex reads where a prompt is filled or structured output asked for
 _COPIED_FIELDS = (

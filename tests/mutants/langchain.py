@@ -234,14 +234,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../langchain_ctx/models.py",
         (
             "thoughts_that_lost_their_beginning_are_sent",
-            "return max(request.refused_before, request.unbound_before if",
-            "return max(request.refused_before, 0 if",
+            "return unbound if unbound > refused and",
+            "return refused if unbound > refused and",
             "faces/test_bound_thoughts.py::test_an_agent_of_langchain_goes_on_after_compactions",
         ),
         (
             "a_model_sends_what_was_refused",
-            "return max(request.refused_before, request.unbound_before if",
-            "return max(0, request.unbound_before if",
+            "binds_reasoning else refused",
+            "binds_reasoning else 0",
             "faces/test_bound_thoughts.py::test_what_another_service_refused_stays_out",
         ),
         (
@@ -447,8 +447,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_texts_of_a_result_have_no_separator",
-            'return RESULT_SEPARATOR if message.role == "tool" and len(message.text) == separated else ""',
-            'return ""',
+            '_Sources(message, RESULT_SEPARATOR if message.role == "tool" else "")',
+            '_Sources(message, "")',
             "langchain/test_convert.py::test_round_trip_is_the_identity",
         ),
         (
@@ -1023,8 +1023,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../langchain_ctx/summarizer.py",
         (
             "a_session_is_inherited_by_a_summary",
-            '        "configurable": {},\n',
-            "",
+            ', "configurable": {}}',
+            "}",
             "langchain/test_summarizer.py::test_the_callers_callbacks_hear_of_it_and_the_callers_session_does_not_reach_it",
         ),
         (

@@ -99,7 +99,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "../../llamaindex_ctx/agent_tools.py",
+        "../../llamaindex_ctx/tools.py",
+        (
+            "any_tool_is_a_tools_name",
+            'return "required" if choice == "any" else choice',
+            "return choice",
+            "llamaindex/test_llm_tools.py::test_tool_choice_is_sent_in_every_form",
+        ),
         (
             "an_agent_reads_the_image_of_a_message_for_the_user",
             'if message.visibility == "user" or not media:',
@@ -981,12 +987,6 @@ MUTANTS: tuple[Mutant, ...] = (
             '            extras[str(fields.get("id"))] = json.dumps(extra)\n',
             "            pass\n",
             "llamaindex/test_llm_tools.py::test_what_came_beside_a_call_of_another_package_goes_back_with_it",
-        ),
-        (
-            "any_tool_is_a_tools_name",
-            'return "required" if choice == "any" else choice',
-            "return choice",
-            "llamaindex/test_llm_tools.py::test_tool_choice_is_sent_in_every_form",
         ),
         (
             "the_key_of_an_llm_is_pickled",

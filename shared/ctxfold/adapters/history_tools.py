@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from inspect import Signature, signature
+from inspect import Signature, iscoroutinefunction, signature
 from typing import Any, TypeVar
 
+from ctxfold.adapters.calls import Invoke, acall, call
 from ctxfold.effects import Flow, FlowMethods, async_method, flow_of, sync_method
 from ctxfold.engine.archive import Hit
 from ctxfold.engine.fit import newest_question
@@ -96,34 +97,25 @@ def history_tools(context: AgentContext) -> tuple[HistoryTool, ...]:
             s.description,
             dict(s.parameters),
             checking(s.parameters, getattr(bound, s.name)),
-            achecking(s.parameters, getattr(bound, f"a{s.name}")),
+            checking(s.parameters, getattr(bound, f"a{s.name}")),
         )
         for s in HISTORY_TOOLS
     )
 
 
-def checking(parameters: Mapping[str, Any], function: Callable[..., T]) -> Callable[..., T | str]:
-    """Returns the function of a tool, which answers wrong arguments with an error that the model reads."""
+def checking(parameters: Mapping[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function of a tool, sync or async, which answers wrong arguments with an error that the model reads."""
     own = signature(function)
 
     @wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> T | str:
+    def checked(*args: Any, **kwargs: Any) -> Any:
         return _wrong(parameters, own, args, kwargs) or function(*args, **kwargs)
 
-    return checked
-
-
-def achecking(
-    parameters: Mapping[str, Any], function: Callable[..., Awaitable[T]]
-) -> Callable[..., Awaitable[T | str]]:
-    """The async form of `checking`."""
-    own = signature(function)
-
     @wraps(function)
-    async def checked(*args: Any, **kwargs: Any) -> T | str:
+    async def achecked(*args: Any, **kwargs: Any) -> Any:
         return _wrong(parameters, own, args, kwargs) or await function(*args, **kwargs)
 
-    return checked
+    return achecked if iscoroutinefunction(function) else checked
 
 
 def _wrong(
@@ -156,21 +148,21 @@ def reading_media(
     `add_media` returns the text and the media of a message in the framework's own blocks.
     """
 
-    def read(reference: str, offset: float | None = 0) -> str | T:
-        text = tool.call(reference=reference, offset=offset)
+    def page(reference: str, offset: float | None) -> Flow[str | T]:
+        text: str = yield from Invoke(tool.call, tool.acall, reference=reference, offset=offset)
         try:
-            return add_media(text, context.get(reference, newest=True)) if not offset else text
+            get = Invoke(context.get, context.aget, reference, newest=True)
+            return add_media(text, (yield from get)) if not offset else text
         except CtxError:
             return text  # it says what is wrong with the reference
 
-    async def aread(reference: str, offset: float | None = 0) -> str | T:
-        text = await tool.acall(reference=reference, offset=offset)
-        try:
-            return add_media(text, await context.aget(reference, newest=True)) if not offset else text
-        except CtxError:
-            return text
+    def read(reference: str, offset: float | None = 0) -> str | T:
+        return call(page(reference, offset))
 
-    return checking(tool.parameters, read), achecking(tool.parameters, aread)
+    async def aread(reference: str, offset: float | None = 0) -> str | T:
+        return await acall(page(reference, offset))
+
+    return checking(tool.parameters, read), checking(tool.parameters, aread)
 
 
 class _SessionTools(FlowMethods):

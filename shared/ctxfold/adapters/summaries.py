@@ -7,14 +7,8 @@ from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 from ctxfold.compaction.strategy import Strategy, Summarizer
-from ctxfold.compaction.summarize import (
-    HEADING,
-    Summary,
-    summarize,
-)
-from ctxfold.compaction.transcript import (
-    transcript,
-)
+from ctxfold.compaction.summarize import HEADING, Summary, summarize
+from ctxfold.compaction.transcript import transcript
 from ctxfold.connect import message_counter, ports, session_rules
 from ctxfold.effects import Flow, arun, flow_of, run
 from ctxfold.errors import ConfigError, EmptyMessagesError, SummarizationFailedError
