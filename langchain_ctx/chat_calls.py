@@ -6,10 +6,9 @@ import builtins
 import uuid
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, assert_never
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, assert_never
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -39,6 +38,7 @@ from langchain_ctx.summarizer import listening
 from langchain_ctx.tools import choice, refusal_block, specs, with_answer_format
 
 SESSION = "ctxfold_session"
+Listed: TypeAlias = list[BaseMessage]
 _NOT_SENT = frozenset(
     {SESSION, "extra_body", "ls_structured_output_format", "run_manager", "stream", "structured_output_format"}
 )
@@ -194,9 +194,7 @@ class SessionChatModel(BaseChatModel, KeepsSessions, Closing):
             sessions.expect_name(configurable)
         return windowed if self._passes_window else kwargs
 
-    def _call(
-        self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, kwargs: builtins.dict[str, Any]
-    ) -> ModelCall:
+    def _call(self, messages: Listed, stop: Any, run_manager: Any, kwargs: builtins.dict[str, Any]) -> ModelCall:
         kwargs = self._with_session(None, kwargs, messages)
         named = kwargs.get(SESSION)
         return ModelCall(messages, stop, run_manager, kwargs, None if named is None else Address.of(named))
@@ -216,43 +214,23 @@ class SessionChatModel(BaseChatModel, KeepsSessions, Closing):
             sessions, address, TurnInput(address.key, rest, options, prompts, given_ids=given, reply_id=reply_id)
         )
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
+    def _generate(self, messages: Listed, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         return call(self._answer(self._call(messages, stop, run_manager, kwargs)))
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Listed, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         return await acall(self._answer(self._call(messages, stop, run_manager, kwargs)))
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Listed, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        yield from emit(self._pieces(self._call(messages, stop, run_manager, kwargs)))
+        return emit(self._pieces(self._call(messages, stop, run_manager, kwargs)))
 
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+    def _astream(
+        self, messages: Listed, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        async with aclosing(aemit(self._pieces(self._call(messages, stop, run_manager, kwargs)))) as pieces:
-            async for piece in pieces:
-                yield piece
+        return aemit(self._pieces(self._call(messages, stop, run_manager, kwargs)))
 
     def invoke(self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         with listening(config):

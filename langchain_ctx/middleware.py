@@ -186,11 +186,10 @@ def _taken(contents: Counter[str], content: str) -> bool:
 
 
 class AgentCaches:
-    """Holds what one model call of an agent leaves for the next: converted windows and tools, and versions of messages."""
+    """Holds what one model call of an agent leaves for the next: converted windows and tools."""
 
     def __init__(self, windows: WindowCache) -> None:
         self.windows = windows
-        self.versions = VersionCache()
         self._tools: tuple[list[tuple[Any, Any]], tuple[ToolSpec, ...]] = [], ()
 
     def counted_tools(self, tools: Sequence[Any]) -> tuple[ToolSpec, ...]:
@@ -492,7 +491,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
 
     def _turn(self, request: ModelRequest[Any]) -> AgentTurn | None:
         """Returns the model call for the request; None where it has no messages, system messages aside."""
-        messages = AgentList.of(request, self._caches.versions)
+        messages = AgentList.of(request, self._sessions.versions)
         if not messages.incoming.ids:
             return None
         root = root_of(ensure_config(), messages.incoming.messages, request.state, self._names, messages.cursor)
@@ -532,11 +531,3 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         check_sends_window(model)
         self._writer.seen(model)
         return returning(model)
-
-    def erase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
-        self._caches.versions.clear()
-        return super().erase(thread, owner=owner)
-
-    async def aerase(self, thread: object, *, owner: str | None = None) -> tuple[str, ...]:
-        self._caches.versions.clear()
-        return await super().aerase(thread, owner=owner)

@@ -39,6 +39,7 @@ from ctxfold.validation import check_name, name_or_own, warn_caller
 from langchain_ctx.active_call import called_model, listen
 from langchain_ctx.backend import as_embedder
 from langchain_ctx.inner_model import WindowCache
+from langchain_ctx.message_lists import VersionCache
 from langchain_ctx.models import model_window, unknown_window
 from langchain_ctx.session_routing import Address, Names, checked_session_id, is_in_graph, key_or_own, sessions_of
 from langchain_ctx.summarizer import as_summarizer
@@ -342,6 +343,7 @@ class Sessions(SessionPool):
         }
         super().__init__(store, context_settings, subscriber=self._heard)
         self.windows = WindowCache(min(session_limit(more.get("max_sessions")), CONVERTED_WINDOWS))
+        self.versions = VersionCache()  # of messages, with their texts
         self._forgets = store is None or store == "memory://"
         # a call that names no session is still to be warned of
         self._expects_names = store is None or not isinstance(self.store, MemoryStore)
@@ -352,8 +354,12 @@ class Sessions(SessionPool):
 
     def _heard(self, event: Event) -> None:
         if isinstance(event, MessagesErased):
-            self.windows.clear()
+            self._forget_texts()
         listen(event)
+
+    def _forget_texts(self) -> None:
+        self.windows.clear()
+        self.versions.clear()
 
     @property
     def context_window(self) -> int | None:
@@ -477,14 +483,14 @@ class Sessions(SessionPool):
     def erase(self, thread: object, owner: str) -> tuple[str, ...]:
         """Erases a thread permanently: its session, branches and sub-graphs; returns the names of the sessions."""
         names = sessions_of(checked_session_id(thread), self.store.sessions(owner))
-        self.windows.clear()
+        self._forget_texts()
         for name in names:
             self._for_erasure(name, owner).erase_session()
         return tuple(names)
 
     async def aerase(self, thread: object, owner: str) -> tuple[str, ...]:
         names = sessions_of(checked_session_id(thread), await self.store.asessions(owner))
-        self.windows.clear()
+        self._forget_texts()
         for name in names:
             await (await in_thread(partial(self._for_erasure, name, owner))).aerase_session()
         return tuple(names)

@@ -275,14 +275,6 @@ def test_texts_of_one_tool_output_are_told_apart() -> None:
     assert from_langchain(output).text == "Berlin: 22 C\nParis: 24 C"
 
 
-def test_a_tool_output_that_was_stored_without_separators_keeps_its_blocks() -> None:
-    blocks = ["one", {"type": "text", "text": "two", "id": "b"}]
-    message = from_langchain(ToolMessage(blocks, id="1", tool_call_id="c"))
-    opaque = tuple(p for p in message.parts if isinstance(p, Opaque))
-    stored = tool_result("c", "onetwo", id="1")
-    assert to_langchain(Message("1", "tool", (*stored.parts, *opaque))).content == blocks
-
-
 def test_a_message_changed_by_the_engine_shows_the_new_text() -> None:
     message = from_langchain(ToolMessage([{"type": "text", "text": "long " * 50}], id="1", tool_call_id="c"))
     opaque = tuple(p for p in message.parts if isinstance(p, Opaque))

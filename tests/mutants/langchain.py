@@ -894,7 +894,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_erased_message_stays_in_a_converted_window",
-            "        if isinstance(event, MessagesErased):\n            self.windows.clear()\n",
+            "        if isinstance(event, MessagesErased):\n            self._forget_texts()\n",
             "",
             "langchain/test_with_context.py::test_no_window_is_kept_of_what_was_erased",
         ),

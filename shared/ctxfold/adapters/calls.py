@@ -41,6 +41,7 @@ Replay: TypeAlias = Literal["sends", "helped", "unknown"]
 PieceFlow: TypeAlias = Generator[Effect[Any] | M, Any, None]  # a flow that also yields pieces, for `emit` and `aemit`
 Streams: TypeAlias = ChunkStream | AsyncChunkStream
 
+_NO_BLOCK: AbstractContextManager[None] = nullcontext()
 _NO_PORTS = cast("Ports", None)  # the effects of these flows ask nothing of an engine
 REMEMBERED = 4_096  # messages whose reasoning was refused
 
@@ -114,6 +115,11 @@ async def acall(flow: Flow[T]) -> T:
     return await arun(flow, _NO_PORTS)
 
 
+@lru_cache(maxsize=256)
+def _is_effect(kind: type) -> bool:
+    return issubclass(kind, Effect)  # an abstract class, which takes longer to ask than a piece to pass on
+
+
 class _Left(BaseException):
     """Ends a flow whose consumer has left. A GeneratorExit would close it at once, and its streams would stay open."""
 
@@ -127,10 +133,10 @@ def emit(flow: PieceFlow[M]) -> Generator[M, None, None]:
             step = flow.send(result) if error is None else flow.throw(error)
             result, error = None, None
             try:
-                if isinstance(step, Effect):
+                if _is_effect(cast("Any", step).__class__):
                     result = cast("Any", step).perform(_NO_PORTS)
                 else:
-                    yield step
+                    yield cast("M", step)
             except GeneratorExit:
                 error = _Left()
             except BaseException as raised:  # noqa: BLE001 - the flow decides
@@ -148,10 +154,10 @@ async def aemit(flow: PieceFlow[M]) -> AsyncGenerator[M, None]:
             step = flow.send(result) if error is None else flow.throw(error)
             result, error = None, None
             try:
-                if isinstance(step, Effect):
+                if _is_effect(cast("Any", step).__class__):
                     result = await cast("Any", step).aperform(_NO_PORTS)
                 else:
-                    yield step
+                    yield cast("M", step)
             except GeneratorExit:
                 error = _Left()
             except BaseException as raised:  # noqa: BLE001 - the flow decides
@@ -163,17 +169,17 @@ async def aemit(flow: PieceFlow[M]) -> AsyncGenerator[M, None]:
 def each(
     source: Any,
     read: Callable[[Any], Iterable[M]] = lambda piece: (piece,),
-    block: Callable[[], AbstractContextManager[None]] = nullcontext,
+    block: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> PieceFlow[M]:
     """Yields what `read` makes of each piece of a stream or iterator, sync or async, and closes that at the end.
 
     The block is entered only while a piece is made, not while it is passed on.
     """
     try:
-        pieces = yield from Invoke(iter, aiter, source)
+        following: Effect[Any] = _Next((yield from Invoke(iter, aiter, source)))
         while True:
-            with block():
-                piece = yield from _Next(pieces)
+            with _NO_BLOCK if block is None else block():
+                piece = yield following
             if piece is None:
                 return
             yield from read(piece)
@@ -283,6 +289,7 @@ class ModelStream(Generic[Piece]):
         classify: Callable[[Chunk], Chunk] = lambda chunk: chunk,
     ) -> None:
         self._source: Any = source
+        self._following: Effect[Any] = _Next(source)
         self._reader = reader
         self._model = model
         self._translated = translated
@@ -302,7 +309,8 @@ class ModelStream(Generic[Piece]):
 
     def _piece(self) -> Flow[Piece | None]:
         with self._translated():
-            return cast("Piece | None", (yield from _Next(self._source)))
+            piece: Piece | None = yield self._following
+        return piece
 
     def _chunks(self) -> PieceFlow[Chunk]:
         piece, self._first = self._first, None
