@@ -208,22 +208,14 @@ class Report:
     def add(self, event: Event) -> None:
         self._events.append(event)
 
-    def send(self) -> None:
+    def send(self) -> Flow[None]:
         """Hands the events so far to the run's callbacks."""
-        for name, data in self._take_events():
-            dispatch_custom_event(name, data)
-
-    async def asend(self) -> None:
-        for name, data in self._take_events():
-            await adispatch_custom_event(name, data)
-
-    def _take_events(self) -> list[tuple[str, dict[str, Any]]]:
         events, self._events = self._events, []
-        if not events:
-            return []
         # outside of any run, as in a test of the middleware alone, there is nobody to be told
-        inside = getattr(ensure_config().get("callbacks"), "parent_run_id", None) is not None
-        return [(f"ctxfold.{type(event).__name__}", _data(event)) for event in events if inside]
+        inside = bool(events) and getattr(ensure_config().get("callbacks"), "parent_run_id", None) is not None
+        for event in events if inside else ():
+            name = f"ctxfold.{type(event).__name__}"
+            yield from Invoke(dispatch_custom_event, adispatch_custom_event, name, _data(event))
 
 
 def listen(event: Event) -> None:

@@ -453,7 +453,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
             return (yield from Invoke(handler, ahandler, request.override(tools=self._usable_tools(request))))
 
         def answer(window: Request) -> Flow[Reply]:
-            yield from Invoke(report.send, report.asend)
+            yield from report.send()
             with as_backend_error(type(turn.model).__name__), annotated(turn.metadata(window)):
                 return reply_from((yield from Invoke(handler, ahandler, turn.request_with(window))))
 
@@ -464,7 +464,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         caller = Caller(turn.model, answer=answer, repeat=repeat, repeats=turn.repeats, own=request.model)
         with self._call(turn, caller) as (report, flow):
             response = yield from Invoke(self._sessions.run, self._sessions.arun, turn.root.key, flow)
-            yield from Invoke(report.send, report.asend)
+            yield from report.send()
             return response
 
     @contextmanager

@@ -669,7 +669,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "../../langchain_ctx/middleware.py",
         (
             "events_behind_the_answer_are_not_reported",
-            "            yield from Invoke(report.send, report.asend)\n            return response",
+            "            yield from report.send()\n            return response",
             "            return response",
             "langchain/test_middleware_events.py::test_a_run_hears_of_its_own_session_only",
         ),

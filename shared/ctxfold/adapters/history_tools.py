@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from inspect import Signature, iscoroutinefunction, signature
+from inspect import Signature, signature
 from typing import Any, TypeVar
 
 from ctxfold.adapters.calls import Invoke, acall, call
-from ctxfold.effects import Flow, FlowMethods, async_method, flow_of, sync_method
+from ctxfold.effects import Flow, flow_of
 from ctxfold.engine.archive import Hit
 from ctxfold.engine.fit import newest_question
 from ctxfold.errors import ConfigError, CtxError
@@ -17,7 +17,7 @@ from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.view import View
 from ctxfold.inspect.explain import readable_text
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.protocols import Ports, TokenCounter
+from ctxfold.protocols import TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.validation import is_a, kind_of
 
@@ -90,32 +90,38 @@ def history_tools(context: AgentContext) -> tuple[HistoryTool, ...]:
         raise ConfigError(
             f"{kind_of(context)} is no session: give an AgentContext, as `.context` of a memory or history is one"
         )
-    bound = _SessionTools(context)
+    flows = _SessionTools(context)
+
+    def run(flow: Flow[str]) -> str:
+        return context.run_flow(lambda _: flow)
+
+    async def arun(flow: Flow[str]) -> str:
+        return await context.arun_flow(lambda _: flow)
+
     return tuple(
-        HistoryTool(
-            s.name,
-            s.description,
-            dict(s.parameters),
-            checking(s.parameters, getattr(bound, s.name)),
-            checking(s.parameters, getattr(bound, f"a{s.name}")),
-        )
+        HistoryTool(s.name, s.description, dict(s.parameters), *_forms(s.parameters, getattr(flows, s.name), run, arun))
         for s in HISTORY_TOOLS
     )
 
 
-def checking(parameters: Mapping[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function of a tool, sync or async, which answers wrong arguments with an error that the model reads."""
-    own = signature(function)
+def _forms(
+    parameters: Mapping[str, Any],
+    flow: Callable[..., Flow[T]],
+    run: Callable[[Flow[T]], T],
+    arun: Callable[[Flow[T]], Awaitable[T]],
+) -> tuple[Callable[..., T | str], Callable[..., Awaitable[T | str]]]:
+    """Returns both forms of a tool, which answer wrong arguments with an error that the model reads."""
+    own = signature(flow)
 
-    @wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        return _wrong(parameters, own, args, kwargs) or function(*args, **kwargs)
+    @wraps(flow)
+    def checked(*args: Any, **kwargs: Any) -> T | str:
+        return _wrong(parameters, own, args, kwargs) or run(flow(*args, **kwargs))
 
-    @wraps(function)
-    async def achecked(*args: Any, **kwargs: Any) -> Any:
-        return _wrong(parameters, own, args, kwargs) or await function(*args, **kwargs)
+    @wraps(flow)
+    async def achecked(*args: Any, **kwargs: Any) -> T | str:
+        return _wrong(parameters, own, args, kwargs) or await arun(flow(*args, **kwargs))
 
-    return achecked if iscoroutinefunction(function) else checked
+    return checked, achecked
 
 
 def _wrong(
@@ -148,7 +154,7 @@ def reading_media(
     `add_media` returns the text and the media of a message in the framework's own blocks.
     """
 
-    def page(reference: str, offset: float | None) -> Flow[str | T]:
+    def read(reference: str, offset: float | None = 0) -> Flow[str | T]:
         text: str = yield from Invoke(tool.call, tool.acall, reference=reference, offset=offset)
         try:
             get = Invoke(context.get, context.aget, reference, newest=True)
@@ -156,56 +162,31 @@ def reading_media(
         except CtxError:
             return text  # it says what is wrong with the reference
 
-    def read(reference: str, offset: float | None = 0) -> str | T:
-        return call(page(reference, offset))
-
-    async def aread(reference: str, offset: float | None = 0) -> str | T:
-        return await acall(page(reference, offset))
-
-    return checking(tool.parameters, read), checking(tool.parameters, aread)
+    return _forms(tool.parameters, read, call, acall)
 
 
-class _SessionTools(FlowMethods):
-    """The functions of the tools on one session. A failure becomes text that a model can read."""
+class _SessionTools:
+    """The tools on one session, as flows. A failure becomes text that a model can read."""
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context
 
-    @property
-    def _ports(self) -> Ports:
-        return self._context._ports  # pyright: ignore[reportPrivateUsage] - its flows run on them
-
-    @sync_method
     def read_message(self, reference: str, offset: float | None = 0) -> Flow[str]:
         return _or_error(self._page(reference, int(offset or 0)))
 
-    aread_message = async_method(read_message)
-
-    @sync_method
     def search_history(self, query: str) -> Flow[str]:
         return _or_error(self._search(query))
 
-    asearch_history = async_method(search_history)
-
-    @sync_method
     def pin_message(self, reference: str) -> Flow[str]:
         return _or_error(self._change(flow_of(AgentContext.pin), reference, "Pinned"))
 
-    apin_message = async_method(pin_message)
-
-    @sync_method
     def unpin_message(self, reference: str) -> Flow[str]:
         return _or_error(self._change(flow_of(AgentContext.unpin), reference, "Unpinned"))
 
-    aunpin_message = async_method(unpin_message)
-
-    @sync_method
     def compact_history(self) -> Flow[str]:
         if (yield from flow_of(AgentContext.compacted_in_turn)(self._context)):
             return TWICE
         return (yield from _or_error(self._compact()))
-
-    acompact_history = async_method(compact_history)
 
     def _search(self, query: str) -> Flow[str]:
         hits = yield from flow_of(AgentContext.search)(self._context, query)
