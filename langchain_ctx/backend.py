@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.documents import Document
@@ -130,17 +130,11 @@ def section_from(
     )
     if not isinstance(retriever, BaseRetriever):
         raise ConfigError(f"{kind_of(candidate)} cannot be the source of a section: give a retriever or a vector store")
-    return Section(kind, _Retrieved(retriever), **terms)
 
+    def found(query: Query) -> list[Item]:  # async code calls it in a worker thread
+        return [_item(document) for document in retriever.invoke(query.text, _APART.copy())]
 
-@dataclass(frozen=True, slots=True)
-class _Retrieved:
-    """A retriever as the source of a section; async code calls it in a worker thread."""
-
-    retriever: BaseRetriever
-
-    def __call__(self, query: Query) -> list[Item]:
-        return [_item(d) for d in self.retriever.invoke(query.text, _APART.copy())]
+    return Section(kind, found, **terms)
 
 
 def _item(document: Document) -> Item:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -39,18 +38,12 @@ def section_from(
         retriever = source.as_retriever(similarity_top_k=limit)
     if not isinstance(retriever, BaseRetriever):
         raise ConfigError(f"{kind_of(retriever)} cannot be the source of a section: give a retriever or an index")
-    return Section(kind, _Retrieved(retriever), **terms)
 
-
-@dataclass(frozen=True, slots=True)
-class _Retrieved:
-    """A retriever as the source of a section; async code calls it in a worker thread."""
-
-    retriever: BaseRetriever
-
-    def __call__(self, query: Query) -> list[Item]:
+    def found(query: Query) -> list[Item]:  # async code calls it in a worker thread
         with instrument_tags(marked("section")):
-            return [_item(scored) for scored in self.retriever.retrieve(query.text)]
+            return [_item(scored) for scored in retriever.retrieve(query.text)]
+
+    return Section(kind, found, **terms)
 
 
 def _item(scored: NodeWithScore) -> Item:
