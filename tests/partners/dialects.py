@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from ctxfold.lru import LruCache
 from ctxfold.testing import Scripted
-from ctxfold.testing.served import refusal
+from ctxfold.testing.served import ApiRequest, ChatCompletions
 
 Dialect = Literal["ollama", "mistral", "groq"]
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
@@ -92,7 +92,7 @@ _STREAM = {"ollama": "application/x-ndjson", "mistral": "text/event-stream", "gr
 
 
 def _refused(dialect: Dialect, chat: Mapping[str, Any], body: Mapping[str, Any]) -> str | None:
-    found = refusal(chat, "openai", LruCache(1))
+    found = ChatCompletions().refusal(ApiRequest("", {}, chat), "openai", LruCache(1))
     if found is not None:
         return json.dumps(found.body)
     match dialect:

@@ -22,11 +22,16 @@ from ctxfold.testing.script import (
 from ctxfold.testing.served import (
     ApiRequest,
     Completion,
+    Problems,
     ServedWire,
     Strict,
+    Thoughts,
     encode,
+    missing_thoughts,
     parsed_arguments,
     pieces,
+    present,
+    schema_format,
     signature,
 )
 from ctxfold.testing.usage import MarkedBlocks
@@ -79,20 +84,19 @@ class Messages(ServedWire):
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         for row in _since_compaction(_rows(body)):
             messages += _chat_messages(row)
-        tools = as_mappings(body.get("tools"))
-        chat: dict[str, Any] = {
-            "model": body.get("model"),
-            "messages": messages,
-            "tools": [chat_tool(tool, tool["input_schema"]) for tool in tools if "input_schema" in tool],
-            "stream": body.get("stream") is True,
-        }
         choice = as_mapping(body.get("tool_choice"))
-        if choice:
-            chat["tool_choice"] = _CHOICES.get(str(choice.get("type")), chat_choice(choice.get("name")))
         form = as_mapping(as_mapping(body.get("output_config")).get("format"))
-        if form:
-            chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
-        return chat | {name: body[name] for name in ("max_tokens", "thinking") if name in body}
+        tools = as_mappings(body.get("tools"))
+        return present(
+            model=body.get("model"),
+            messages=messages,
+            tools=[chat_tool(tool, tool["input_schema"]) for tool in tools if "input_schema" in tool],
+            stream=body.get("stream") is True,
+            tool_choice=_CHOICES.get(str(choice.get("type")), chat_choice(choice.get("name"))) if choice else None,
+            response_format=schema_format(form.get("schema")) if form else None,
+            max_tokens=body.get("max_tokens"),
+            thinking=body.get("thinking"),
+        )
 
     def cache_blocks(self, api_request: ApiRequest) -> Sequence[MarkedBlocks]:
         body = api_request.body
@@ -103,15 +107,15 @@ class Messages(ServedWire):
             groups[-1][1][-1:] = [{**block, "cache_control": {}} for block in groups[-1][1][-1:]]
         return [(count, [(_unmarked(block), _has_mark(block)) for block in blocks]) for count, blocks in groups]
 
-    def refusal(
-        self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
-    ) -> ErrorReply | None:
-        if strict is None:
-            return None
-        body, rows = api_request.body, _rows(api_request.body)
-        message = _parameters(body) or _compactions(api_request, rows) or _turns(rows) or _blocks(rows) or _pairs(rows)
-        message = message or _marks(body, rows) or _thinking(body, rows, produced)
-        return api_error(400, message) if message else None
+    def problems(self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]) -> Problems:
+        if strict is not None:
+            body, rows = api_request.body, _rows(api_request.body)
+            yield from _parameters(body)
+            yield from _compactions(api_request, rows)
+            for check in (_turns, _blocks, _pairs):
+                yield from check(rows)
+            yield from _marks(body, rows)
+            yield from _thinking(body, rows, produced)
 
     def compaction(self, api_request: ApiRequest, prompt_tokens: int) -> Literal["alone", "beside"] | None:
         edit = _edit(api_request.body)
@@ -130,20 +134,8 @@ class Messages(ServedWire):
         )
 
     def whole(self, completion: Completion) -> bytes:
-        content: list[dict[str, Any]] = []
-        reply = completion.reply
-        if completion.summary:
-            content.append({"type": "compaction", "content": completion.summary})
-        if completion.alone:
-            message = _message(completion, _managed_usage(completion))
-            return encode({**message, "content": content, "stop_reason": "compaction"})
-        if reply.reasoning:
-            thinking = {"thinking": reply.reasoning, "signature": signature("messages", reply.reasoning)}
-            content.append({"type": "thinking", **thinking})
-        if reply.content:
-            content.append({"type": "text", "text": reply.content})
-        content += [{**_use(call), "input": parsed_arguments(call)} for call in completion.calls()]
         message = _message(completion, _managed_usage(completion))
+        content = [block for block, _, _ in _streamed(completion)]
         return encode({**message, "content": content, "stop_reason": _finish(completion)})
 
     def frames(self, completion: Completion, api_request: ApiRequest) -> Iterator[bytes]:
@@ -153,7 +145,7 @@ class Messages(ServedWire):
         message = _message(completion, {**usage, "output_tokens": 1})
         yield _event("message_start", message=message)
         yield _event("ping")
-        for number, (start, deltas) in enumerate(_streamed(completion)):
+        for number, (_, start, deltas) in enumerate(_streamed(completion)):
             yield _event("content_block_start", index=number, content_block=start)
             for delta in deltas:
                 yield _event("content_block_delta", index=number, delta=delta)
@@ -203,28 +195,32 @@ def _message(completion: Completion, usage: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def _streamed(completion: Completion) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Yields the start of each block and its deltas."""
-    reply = completion.reply
-    if completion.summary:
-        summary = {"type": "compaction_delta", "content": completion.summary}
-        yield {"type": "compaction", "content": None}, [summary]
+def _streamed(completion: Completion) -> Iterator[tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]]:
+    """Yields each block whole, and its start and deltas in a stream."""
+    reply, summary = completion.reply, completion.summary
+    if summary:
+        begun: dict[str, Any] = {"type": "compaction", "content": None}
+        yield {**begun, "content": summary}, begun, [{"type": "compaction_delta", "content": summary}]
     if completion.alone:
         return
     if reply.reasoning:
         thoughts = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(reply.reasoning, None)]
-        signed = {"type": "signature_delta", "signature": signature("messages", reply.reasoning)}
-        yield {"type": "thinking", "thinking": "", "signature": ""}, [*thoughts, signed]
+        signed = {"signature": signature("messages", reply.reasoning)}
+        begun = {"type": "thinking", "thinking": "", "signature": ""}
+        yield (
+            {**begun, "thinking": reply.reasoning, **signed},
+            begun,
+            [*thoughts, {"type": "signature_delta", **signed}],
+        )
     if reply.content:
         texts = pieces(reply.content, reply.chunks)
-        yield {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in texts]
+        block = {"type": "text", "text": reply.content}
+        yield block, {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in texts]
     for call in completion.calls():
         texts = ["", *pieces(call["function"]["arguments"], 2)]
-        yield _use(call), [{"type": "input_json_delta", "partial_json": piece} for piece in texts]
-
-
-def _use(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+        begun = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+        deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in texts]
+        yield {**begun, "input": parsed_arguments(call)}, begun, deltas
 
 
 def _event(kind: str, **fields: Any) -> bytes:
@@ -238,7 +234,14 @@ def _finish(completion: Completion) -> str:
 
 def _managed_usage(completion: Completion) -> dict[str, Any]:
     """Returns the usage of a reply; with a summary, that of its last iteration, and all iterations beside it."""
-    usage = _usage(completion.usage)
+    tokens = completion.tokens()
+    usage: dict[str, Any] = {  # what was read from and written to the cache stands beside the input
+        "input_tokens": tokens.fresh,
+        "cache_creation_input_tokens": tokens.written,
+        "cache_read_input_tokens": tokens.cached,
+        "output_tokens": tokens.completion,
+        "output_tokens_details": {"thinking_tokens": tokens.reasoning},
+    }
     if not completion.summary:
         return usage
     read, written = completion.summary_tokens
@@ -247,19 +250,6 @@ def _managed_usage(completion: Completion) -> dict[str, Any]:
         return {**dict.fromkeys(usage, 0), "output_tokens_details": {"thinking_tokens": 0}, "iterations": iterations}
     last = {name: value for name, value in usage.items() if name != "output_tokens_details"} | {"input_tokens": written}
     return {**usage, "input_tokens": written, "iterations": [*iterations, {"type": "message", **last}]}
-
-
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the usage with what was read from and written to the cache beside the input, as Anthropic counts."""
-    prompt, completion = (as_mapping(usage.get(f"{name}_tokens_details")) for name in ("prompt", "completion"))
-    read, written = (int(prompt.get(name) or 0) for name in ("cached_tokens", "cache_write_tokens"))
-    return {
-        "input_tokens": int(usage.get("prompt_tokens") or 0) - read - written,
-        "cache_creation_input_tokens": written,
-        "cache_read_input_tokens": read,
-        "output_tokens": int(usage.get("completion_tokens") or 0),
-        "output_tokens_details": {"thinking_tokens": int(completion.get("reasoning_tokens") or 0)},
-    }
 
 
 # a request as a chat completion
@@ -328,23 +318,22 @@ def _shown(content: Any) -> str | list[dict[str, Any]]:
 # what Anthropic refuses
 
 
-def _parameters(body: Body) -> str | None:
+def _parameters(body: Body) -> Problems:
     limit, thinking = body.get("max_tokens"), as_mapping(body.get("thinking"))
     if limit is None:
-        return "max_tokens: Field required"
-    if thinking.get("type") == "enabled" and int(thinking.get("budget_tokens") or 0) >= int(limit):
-        return "`max_tokens` must be greater than `thinking.budget_tokens`."
+        yield "max_tokens: Field required"
+    if thinking.get("type") == "enabled" and int(thinking.get("budget_tokens") or 0) >= int(limit or 0):
+        yield "`max_tokens` must be greater than `thinking.budget_tokens`."
     forced = as_mapping(body.get("tool_choice")).get("type") in ("any", "tool")
     if forced and thinking.get("type") in ("enabled", "adaptive"):
-        return "Thinking may not be enabled when tool_choice forces tool use."
+        yield "Thinking may not be enabled when tool_choice forces tool use."
     system = body.get("system")
     # a system prompt that is "" counts as none, an empty block of one does not
     if system != "" and any(not text.strip() for text in _texts(system)):
-        return "system: text content blocks must be non-empty"
+        yield "system: text content blocks must be non-empty"
     form = as_mapping(as_mapping(body.get("output_config")).get("format"))
     if form and _has_open_object(form.get("schema")):
-        return "output_config.format.schema: For 'object' type, 'additionalProperties' must be explicitly set to false"
-    return None
+        yield "output_config.format.schema: For 'object' type, 'additionalProperties' must be explicitly set to false"
 
 
 def _has_open_object(schema: object) -> bool:
@@ -366,97 +355,93 @@ def _since_compaction(rows: Rows) -> Rows:
     return rows[max(compacted, default=0) :]
 
 
-def _compactions(api_request: ApiRequest, rows: Rows) -> str | None:
+def _compactions(api_request: ApiRequest, rows: Rows) -> Problems:
     """Checks that the header of the compaction beta is there, and that compaction blocks go back as they came."""
     blocks = [(i, place, b) for i, row in enumerate(rows) for place, b in enumerate(_content(row.get("content")))]
     blocks = [(i, place, b) for i, place, b in blocks if b.get("type") == "compaction"]
     edit, named = _edit(api_request.body), api_request.headers.get("anthropic-beta", "").split(",")
     if (blocks or edit is not None) and _COMPACT_BETA not in named:
         where = "context_management" if edit is not None else f"messages.{blocks[0][0]}.content.{blocks[0][1]}"
-        return f"{where}: Extra inputs are not permitted"
+        yield f"{where}: Extra inputs are not permitted"
     for index, place, block in blocks:
         where = f"messages.{index}.content.{place}.compaction"
         if block.get("content") is not None and not isinstance(block["content"], str):
-            return f"{where}.content: Input should be a valid string"
+            yield f"{where}.content: Input should be a valid string"
         if unknown := sorted(block.keys() - _COMPACTION):
-            return f"{where}.{unknown[0]}: Extra inputs are not permitted"
+            yield f"{where}.{unknown[0]}: Extra inputs are not permitted"
     trigger = as_mapping(None if edit is None else edit.get("trigger"))
     if trigger and (trigger.get("type") != "input_tokens" or int(trigger.get("value") or 0) < _LEAST_TRIGGER):
-        return f"context_management.edits.0.trigger.value: Input should be greater than or equal to {_LEAST_TRIGGER}"
-    return None
+        yield f"context_management.edits.0.trigger.value: Input should be greater than or equal to {_LEAST_TRIGGER}"
 
 
-def _turns(rows: Rows) -> str | None:
+def _turns(rows: Rows) -> Problems:
     if not rows:
-        return "messages: at least one message is required"
+        yield "messages: at least one message is required"
     for row in rows:
         if row.get("role") not in _KNOWN:
-            return (
+            yield (
                 f'messages: Unexpected role "{row.get("role")}". The Messages API accepts a top-level `system` parameter, '
                 'not "system" as an input message role.'
             )
     begins = _content(rows[0].get("content"))[:1]
     if rows[0].get("role") != "user" and not (begins and begins[0].get("type") == "compaction"):
-        return 'messages: first message must use the "user" role'
+        yield 'messages: first message must use the "user" role'
     for row, following in pairwise(rows):
         if row.get("role") == following.get("role"):
             role = row.get("role")
-            return (
+            yield (
                 'messages: roles must alternate between "user" and "assistant", '
                 f'but found multiple "{role}" roles in a row'
             )
-    return None
 
 
-def _blocks(rows: Rows) -> str | None:
+def _blocks(rows: Rows) -> Problems:
     for index, row in enumerate(rows):
         blocks = _content(row.get("content"))
         if not blocks:
-            return f"messages.{index}: all messages must have non-empty content except for the optional final assistant message"
+            yield f"messages.{index}: all messages must have non-empty content except for the optional final assistant message"
         for place, block in enumerate(blocks):
             where, kind = f"messages.{index}.content.{place}", str(block.get("type"))
             known = _KNOWN[row["role"]]
             if kind not in known and not (row["role"] == "assistant" and kind.endswith("_tool_result")):
-                return (
+                yield (
                     f"{where}: Input tag '{kind}' found using 'type' does not match any of the expected tags: "
                     f"{', '.join(repr(name) for name in sorted(known))}"
                 )
             if kind == "text" and not str(block.get("text") or "").strip():
-                return "messages: text content blocks must contain non-whitespace text"
+                yield "messages: text content blocks must contain non-whitespace text"
             if kind == "tool_use" and not isinstance(block.get("input"), Mapping):
-                return f"{where}.tool_use.input: Input should be a valid dictionary"
+                yield f"{where}.tool_use.input: Input should be a valid dictionary"
             if kind == "tool_use" and not _CALL_ID.fullmatch(str(block.get("id"))):
-                return f"{where}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"
-    return None
+                yield f"{where}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"
 
 
-def _pairs(rows: Rows) -> str | None:
+def _pairs(rows: Rows) -> Problems:
     """Checks that ids of calls are unique, that each is answered first in the next message, and each answer has its call before."""
     nothing: Mapping[str, Any] = {}
     before: set[str] = set()
     for index, row in enumerate(rows):
         calls = [str(use.get("id")) for use in _of(row, "tool_use")]
         if not before.isdisjoint(calls) or len(set(calls)) < len(calls):
-            return f"messages.{index}: `tool_use` ids must be unique"
+            yield f"messages.{index}: `tool_use` ids must be unique"
         before.update(calls)
         following = rows[index + 1] if index + 1 < len(rows) else nothing
         first = takewhile(lambda block: block.get("type") == "tool_result", _content(following.get("content")))
         answered = [str(block.get("tool_use_id")) for block in first]
         missing = [call for call in calls if call not in answered]
         if missing:
-            return (
+            yield (
                 f"messages.{index}: `tool_use` ids were found without `tool_result` blocks immediately after: "
                 f"{', '.join(missing)}. Each `tool_use` block must have a corresponding `tool_result` block in the next message."
             )
         call_ids = [use.get("id") for use in _of(rows[index - 1], "tool_use")] if index else []
         for place, block in enumerate(_content(row.get("content"))):
             if block.get("type") == "tool_result" and block.get("tool_use_id") not in call_ids:
-                return (
+                yield (
                     f"messages.{index}.content.{place}: unexpected `tool_use_id` found in `tool_result` blocks: "
                     f"{block.get('tool_use_id')}. Each `tool_result` block must have a corresponding `tool_use` block in the "
                     "previous message."
                 )
-    return None
 
 
 def _has_mark(block: Block) -> bool:
@@ -469,45 +454,38 @@ def _unmarked(block: Block) -> dict[str, Any]:
     return {name: value for name, value in block.items() if name != "cache_control"} | inner
 
 
-def _marks(body: Body, rows: Rows) -> str | None:
+def _marks(body: Body, rows: Rows) -> Problems:
     blocks = [*_content(body.get("system")), *as_mappings(body.get("tools"))]
     for row in rows:
         for block in _content(row.get("content")):
             blocks += [block, *_content(block.get("content"))]
     marks = [block.get("type") for block in (body, *blocks) if block.get("cache_control") is not None]
     if len(marks) > MAX_MARKS:
-        return f"A maximum of {MAX_MARKS} blocks with cache_control may be provided. Found {len(marks)}."
+        yield f"A maximum of {MAX_MARKS} blocks with cache_control may be provided. Found {len(marks)}."
     if any(kind in _THINKING for kind in marks):
-        return "thinking blocks cannot have cache_control: Extra inputs are not permitted"
-    return None
+        yield "thinking blocks cannot have cache_control: Extra inputs are not permitted"
 
 
-def _thinking(body: Body, rows: Rows, produced: LruCache[str, str]) -> str | None:
-    """Checks that thinking comes back as it was signed, and before the calls of the open turn.
-
-    A model that thinks as it sees fit accepts turns that begin without; one that always thinks does not for the first turn
-    after a question, nor for a turn that this server sent with thinking.
-    """
-    mode = as_mapping(body.get("thinking")).get("type")
-    question_index = max(
-        (i for i, row in enumerate(rows) if row["role"] == "user" and not _of(row, "tool_result")), default=0
-    )
-    for index, row in enumerate(rows):
+def _thinking(body: Body, rows: Rows, produced: LruCache[str, str]) -> Problems:
+    """Checks that thinking comes back as it was signed, and before the calls of the open turn."""
+    turns: list[Thoughts] = []
+    for row in rows:
         blocks = _content(row.get("content"))
-        for place, block in enumerate(blocks):
-            if block.get("type") != "thinking":
-                continue
-            if block.get("signature") != signature("messages", str(block.get("thinking"))):
-                return f"messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
-        calls = _of(row, "tool_use")
-        if index <= question_index or not calls or mode in ("adaptive", "disabled"):
-            continue
-        needed = mode == "enabled" and index == question_index + 1
-        needed = needed or any(produced.get(str(use.get("id"))) for use in calls)
-        if needed and blocks[0].get("type") not in _THINKING:
-            return (
-                f"messages.{index}.content.0.type: Expected `thinking` or `redacted_thinking`, but found "
-                f"`{blocks[0].get('type')}`. When `thinking` is enabled, a final `assistant` message must start with a thinking "
-                "block (preceding the lastmost set of `tool_use` and `tool_result` blocks)."
-            )
-    return None
+        signed = [
+            (place, str(block.get("thinking")), block.get("signature"))
+            for place, block in enumerate(blocks)
+            if block.get("type") == "thinking"
+        ]
+        calls = [str(use.get("id")) for use in _of(row, "tool_use")]
+        asks = row["role"] == "user" and not _of(row, "tool_result")
+        turns.append(Thoughts(asks, signed, calls, blocks[0].get("type") in _THINKING))
+    mode = as_mapping(body.get("thinking")).get("type")
+    for index, place in missing_thoughts(turns, mode, produced, "messages"):
+        if place is not None:
+            yield f"messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
+        found = _content(rows[index].get("content"))[0].get("type")
+        yield (
+            f"messages.{index}.content.0.type: Expected `thinking` or `redacted_thinking`, but found `{found}`. When `thinking` is "
+            "enabled, a final `assistant` message must start with a thinking block (preceding the lastmost set of `tool_use` and "
+            "`tool_result` blocks)."
+        )

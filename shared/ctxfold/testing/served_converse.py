@@ -16,11 +16,16 @@ from ctxfold.testing.script import ErrorReply, as_list, as_mapping, as_mappings,
 from ctxfold.testing.served import (
     ApiRequest,
     Completion,
+    Problems,
     ServedWire,
     Strict,
+    Thoughts,
     encode,
+    missing_thoughts,
     parsed_arguments,
     pieces,
+    present,
+    schema_format,
     signature,
 )
 from ctxfold.testing.usage import MarkedBlock, MarkedBlocks
@@ -69,22 +74,20 @@ class Converse(ServedWire):
             messages += _chat_messages(row)
         config = as_mapping(api_request.body.get("toolConfig"))
         tools = [as_mapping(as_mapping(tool).get("toolSpec")) for tool in as_list(config.get("tools"))]
-        body: dict[str, Any] = {
-            "model": unquote(match["model"]) if match else "",
-            "messages": messages,
-            "tools": [chat_tool(tool, as_mapping(tool.get("inputSchema")).get("json")) for tool in tools if tool],
-            "stream": match is not None and match["stream"] is not None,
-        }
         choice = as_mapping(config.get("toolChoice"))
-        if choice:
-            name = as_mapping(choice.get("tool")).get("name")
-            body["tool_choice"] = chat_choice(name) if name else "required" if "any" in choice else "auto"
+        name = as_mapping(choice.get("tool")).get("name")
         form = as_mapping(as_mapping(api_request.body.get("outputConfig")).get("textFormat"))
-        if form:
-            schema = as_mapping(as_mapping(form.get("structure")).get("jsonSchema")).get("schema")
-            body["response_format"] = {"type": "json_schema", "json_schema": {"schema": json.loads(str(schema))}}
-        limit = as_mapping(api_request.body.get("inferenceConfig")).get("maxTokens")
-        return body if limit is None else {**body, "max_tokens": limit}
+        schema = as_mapping(as_mapping(form.get("structure")).get("jsonSchema")).get("schema")
+        plain = ("required" if "any" in choice else "auto") if choice else None
+        return present(
+            model=unquote(match["model"]) if match else "",
+            messages=messages,
+            tools=[chat_tool(tool, as_mapping(tool.get("inputSchema")).get("json")) for tool in tools if tool],
+            stream=match is not None and match["stream"] is not None,
+            tool_choice=chat_choice(name) if name else plain,
+            response_format=schema_format(json.loads(str(schema))) if form else None,
+            max_tokens=as_mapping(api_request.body.get("inferenceConfig")).get("maxTokens"),
+        )
 
     def cache_blocks(self, api_request: ApiRequest) -> Sequence[MarkedBlocks]:
         tools, system, *rows = _lists(api_request.body)
@@ -100,62 +103,32 @@ class Converse(ServedWire):
             groups.append((count, marked))
         return groups
 
-    def refusal(
-        self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
-    ) -> ErrorReply | None:
-        if strict is None:
-            return None
-        rows = _rows(api_request)
-        config = as_mapping(api_request.body.get("toolConfig"))
-        checks = (_turns(rows), _blocks(rows), _tools(config, rows), _pairs(rows))
-        message = next((problem for problem in checks if problem), None)
-        thinking = as_mapping(as_mapping(api_request.body.get("additionalModelRequestFields")).get("thinking"))
-        message = message or _cache_points(api_request.body) or _reasoning(rows, produced, str(thinking.get("type")))
-        return None if message is None else ErrorReply(400, {"message": message})
+    def problems(self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]) -> Problems:
+        if strict is not None:
+            rows = _rows(api_request)
+            yield from _turns(rows)
+            yield from _blocks(rows)
+            yield from _tools(as_mapping(api_request.body.get("toolConfig")), rows)
+            yield from _pairs(rows)
+            yield from _cache_points(api_request.body)
+            thinking = as_mapping(as_mapping(api_request.body.get("additionalModelRequestFields")).get("thinking"))
+            yield from _reasoning(rows, produced, str(thinking.get("type")))
 
     def whole(self, completion: Completion) -> bytes:
-        reply = completion.reply
-        content: list[dict[str, Any]] = []
-        if reply.reasoning:
-            reasoning = {"text": reply.reasoning, "signature": signature("converse", reply.reasoning)}
-            content.append({"reasoningContent": {"reasoningText": reasoning}})
-        if reply.content or not (reply.tool_calls or reply.reasoning):
-            content.append({"text": reply.content})
-        for call in completion.calls():
-            function = call["function"]
-            use = {"toolUseId": call["id"], "name": function["name"], "input": parsed_arguments(call)}
-            content.append({"toolUse": use})
-        return encode(
-            {
-                "output": {"message": {"role": "assistant", "content": content}},
-                "stopReason": _FINISH.get(reply.finish, reply.finish),
-                "usage": _usage(completion.usage),
-                "metrics": {"latencyMs": 1},
-            }
-        )
+        content = [block for block, _, _ in _streamed(completion)] or [{"text": ""}]
+        message = {"role": "assistant", "content": content}
+        return encode({"output": {"message": message}, **_stopped(completion), **_metadata(completion)})
 
     def frames(self, completion: Completion, api_request: ApiRequest) -> Iterator[bytes]:
-        reply, number = completion.reply, 0
         yield _event("messageStart", {"role": "assistant"})
-        if reply.reasoning:
-            for piece in pieces(reply.reasoning, None):
-                yield _delta(number, {"reasoningContent": {"text": piece}})
-            yield _delta(number, {"reasoningContent": {"signature": signature("converse", reply.reasoning)}})
-            yield _event("contentBlockStop", {"contentBlockIndex": number})
-            number += 1
-        if reply.content:
-            for piece in pieces(reply.content, reply.chunks):
-                yield _delta(number, {"text": piece})
-            yield _event("contentBlockStop", {"contentBlockIndex": number})
-            number += 1
-        for number, call in enumerate(completion.calls(), number):  # noqa: B020  # goes on from the blocks before
-            start = {"toolUse": {"toolUseId": call["id"], "name": call["function"]["name"]}}
-            yield _event("contentBlockStart", {"contentBlockIndex": number, "start": start})
-            for piece in pieces(call["function"]["arguments"], 2):
-                yield _delta(number, {"toolUse": {"input": piece}})
-            yield _event("contentBlockStop", {"contentBlockIndex": number})
-        yield _event("messageStop", {"stopReason": _FINISH.get(reply.finish, reply.finish)})
-        yield _event("metadata", {"usage": _usage(completion.usage), "metrics": {"latencyMs": 1}})
+        for number, (_, start, deltas) in enumerate(_streamed(completion)):
+            at = {"contentBlockIndex": number}
+            if start is not None:
+                yield _event("contentBlockStart", {**at, "start": start})
+            yield from (_event("contentBlockDelta", {**at, "delta": delta}) for delta in deltas)
+            yield _event("contentBlockStop", at)
+        yield _event("messageStop", _stopped(completion))
+        yield _event("metadata", _metadata(completion))
 
     def error(self, error: ErrorReply) -> ErrorReply:
         body = as_mapping(error.body)
@@ -171,23 +144,38 @@ def _event(kind: str, payload: dict[str, Any]) -> bytes:
     return event_frame(headers, encode({**payload, "p": "abcdefgh"[: 1 + len(payload) % 8]}))
 
 
-def _delta(number: int, delta: Mapping[str, Any]) -> bytes:
-    return _event("contentBlockDelta", {"contentBlockIndex": number, "delta": delta})
+def _streamed(completion: Completion) -> Iterator[tuple[Block, Block | None, Sequence[Block]]]:
+    """Yields each block whole, and its start, if it has one, and its deltas in a stream."""
+    reply = completion.reply
+    if reply.reasoning:
+        signed = {"signature": signature("converse", reply.reasoning)}
+        thoughts: list[Block] = [{"text": piece} for piece in pieces(reply.reasoning, None)]
+        block = {"reasoningContent": {"reasoningText": {"text": reply.reasoning, **signed}}}
+        yield block, None, [{"reasoningContent": delta} for delta in (*thoughts, signed)]
+    if reply.content:
+        yield {"text": reply.content}, None, [{"text": piece} for piece in pieces(reply.content, reply.chunks)]
+    for call in completion.calls():
+        use = {"toolUseId": call["id"], "name": call["function"]["name"]}
+        deltas = [{"toolUse": {"input": piece}} for piece in pieces(call["function"]["arguments"], 2)]
+        yield {"toolUse": {**use, "input": parsed_arguments(call)}}, {"toolUse": use}, deltas
 
 
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+def _stopped(completion: Completion) -> dict[str, Any]:
+    return {"stopReason": _FINISH.get(completion.reply.finish, completion.reply.finish)}
+
+
+def _metadata(completion: Completion) -> dict[str, Any]:
     """Returns the usage without cache hits in its input, as Bedrock counts."""
-    details = as_mapping(usage.get("prompt_tokens_details"))
-    cached, written = (int(details.get(name) or 0) for name in ("cached_tokens", "cache_write_tokens"))
-    total, output = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-    return {
-        "inputTokens": total - cached - written,
-        "outputTokens": output,
-        "totalTokens": total + output,
-        "cacheReadInputTokens": cached,
-        "cacheReadInputTokenCount": cached,
-        "cacheWriteInputTokens": written,
+    tokens = completion.tokens()
+    usage = {
+        "inputTokens": tokens.fresh,
+        "outputTokens": tokens.completion,
+        "totalTokens": tokens.prompt + tokens.completion,
+        "cacheReadInputTokens": tokens.cached,
+        "cacheReadInputTokenCount": tokens.cached,
+        "cacheWriteInputTokens": tokens.written,
     }
+    return {"usage": usage, "metrics": {"latencyMs": 1}}
 
 
 # a request as a chat completion
@@ -232,70 +220,66 @@ def _chat_messages(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 # what Bedrock refuses
 
 
-def _turns(rows: Rows) -> str | None:
+def _turns(rows: Rows) -> Problems:
     if not rows or rows[0].get("role") != "user":
-        return "A conversation must start with a user message. Try again with a conversation that starts with a user message."
+        yield "A conversation must start with a user message. Try again with a conversation that starts with a user message."
     for row, following in pairwise(rows):
         if row.get("role") == following.get("role"):
-            return (
+            yield (
                 "A conversation must alternate between user and assistant roles. Make sure the conversation alternates "
                 "between user and assistant roles and try again."
             )
-    return None
 
 
-def _blocks(rows: Rows) -> str | None:
+def _blocks(rows: Rows) -> Problems:
     for index, row in enumerate(rows):
         if not _content(row):
-            return f"The content field in the Message object at messages.{index} is empty. Add a ContentBlock object to it."
+            yield f"The content field in the Message object at messages.{index} is empty. Add a ContentBlock object to it."
         for place, block in enumerate(_content(row)):
             where = f"messages.{index}.content.{place}"
             if "text" in block and not str(block["text"]).strip():
-                return f"The text field in the ContentBlock object at {where} is blank. Add text to the text field, and try again."
+                yield f"The text field in the ContentBlock object at {where} is blank. Add text to the text field, and try again."
             if "toolUse" in block and not isinstance(as_mapping(block["toolUse"]).get("input"), dict):
-                return (
+                yield (
                     f"The format of the value at {where}.toolUse.input is invalid. Provide a json object for the field."
                 )
             if len(block) != 1:
-                return f"Invalid ContentBlock at {where}: exactly one member of the union must be set."
+                yield f"Invalid ContentBlock at {where}: exactly one member of the union must be set."
             if "reasoningContent" in block and row.get("role") == "user":
-                return (
+                yield (
                     "User messages cannot contain reasoning content. Please remove the reasoning content and try again."
                 )
-    return None
 
 
-def _tools(config: Mapping[str, Any], rows: Rows) -> str | None:
+def _tools(config: Mapping[str, Any], rows: Rows) -> Problems:
     tools = as_list(config.get("tools"))
     uses = [block for row in rows for kind in ("toolUse", "toolResult") for block in _of(row, kind)]
     if uses and not tools:
-        return "The toolConfig field must be defined when using toolUse and toolResult content blocks."
+        yield "The toolConfig field must be defined when using toolUse and toolResult content blocks."
     choice = as_mapping(config.get("toolChoice"))
     if choice and choice.keys() - {"auto", "any", "tool"}:
-        return f"1 validation error detected: unknown toolChoice {', '.join(choice)}."
+        yield f"1 validation error detected: unknown toolChoice {', '.join(choice)}."
     for tool in tools:
         if as_mapping(as_mapping(tool).get("toolSpec")).get("description") == "":
-            return "Value at 'toolConfig.tools' failed to satisfy constraint: description must have length at least 1."
+            yield "Value at 'toolConfig.tools' failed to satisfy constraint: description must have length at least 1."
     for use in uses:
         if not _CALL_ID.fullmatch(str(use.get("toolUseId"))):
-            return f"Value {str(use.get('toolUseId'))!r} at toolUseId failed to satisfy constraint: [a-zA-Z0-9_.:-]+, 64 at most."
-    return None
+            yield f"Value {str(use.get('toolUseId'))!r} at toolUseId failed to satisfy constraint: [a-zA-Z0-9_.:-]+, 64 at most."
 
 
-def _pairs(rows: Rows) -> str | None:
+def _pairs(rows: Rows) -> Problems:
     """Checks that each call of a turn is answered in the next message, and each answer has its call in the message before."""
     for index, row in enumerate(rows):
         results = [result.get("toolUseId") for result in _of(row, "toolResult")] if row.get("role") == "user" else []
         calls = [use.get("toolUseId") for use in _of(rows[index - 1], "toolUse")] if index else []
         missing = [str(call) for call in calls if call not in results]
         if missing:
-            return f"Expected toolResult blocks at messages.{index}.content for the following Ids: {', '.join(missing)}"
+            yield f"Expected toolResult blocks at messages.{index}.content for the following Ids: {', '.join(missing)}"
         if len(results) > len(calls):
             where = f"messages.{index}.content"
-            return f"The number of toolResult blocks at {where} exceeds the number of toolUse blocks of previous turn."
+            yield f"The number of toolResult blocks at {where} exceeds the number of toolUse blocks of previous turn."
     if rows and _of(rows[-1], "toolUse"):
-        return f"Expected toolResult blocks at messages.{len(rows)}.content for the calls of messages.{len(rows) - 1}."
-    return None
+        yield f"Expected toolResult blocks at messages.{len(rows)}.content for the calls of messages.{len(rows) - 1}."
 
 
 def _lists(body: Mapping[str, Any]) -> list[list[Block]]:
@@ -304,47 +288,35 @@ def _lists(body: Mapping[str, Any]) -> list[list[Block]]:
     return [*map(as_mappings, first), *map(_content, as_mappings(body.get("messages")))]
 
 
-def _cache_points(body: Mapping[str, Any]) -> str | None:
+def _cache_points(body: Mapping[str, Any]) -> Problems:
     points = 0
     for blocks in _lists(body):
         marks = ["cachePoint" in block for block in blocks]
         points += sum(marks)
         if marks and (marks[0] or any(one and two for one, two in pairwise(marks))):
-            return "A cachePoint block must follow a block that can be cached."
+            yield "A cachePoint block must follow a block that can be cached."
     if points > MAX_CACHE_POINTS:
-        return (
+        yield (
             f"{_MODEL_SAID}A maximum of {MAX_CACHE_POINTS} blocks with cache_control may be provided. Found {points}."
         )
-    return None
 
 
-def _reasoning(rows: Rows, produced: LruCache[str, str], mode: str) -> str | None:
-    """Checks that signed reasoning comes back as it was and, where it is needed, with the calls of the open turn.
-
-    Models that think as they see fit accept turns that begin without, those that always think none that this server has sent
-    with it. One that thinks by a budget does not for the first turn after a question.
-    """
-    question_index = max(
-        (i for i, row in enumerate(rows) if row["role"] == "user" and not _of(row, "toolResult")), default=0
-    )
-    for index, row in enumerate(rows):
+def _reasoning(rows: Rows, produced: LruCache[str, str], mode: str) -> Problems:
+    """Checks that signed reasoning comes back as it was and, where it is needed, with the calls of the open turn."""
+    turns: list[Thoughts] = []
+    for row in rows:
         sent = [
             as_mapping(b["reasoningContent"]).get("reasoningText") for b in _content(row) if "reasoningContent" in b
         ]
-        for place, text in enumerate(as_mapping(one) for one in sent if one is not None):
-            if text.get("signature") != signature("converse", str(text.get("text"))):
-                return f"{_MODEL_SAID}messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
-        calls = _of(row, "toolUse")
-        is_required = mode == "enabled" and calls and index == question_index + 1
-        is_required = is_required or any(produced.get(str(use.get("toolUseId"))) for use in calls)
-        if (
-            mode not in ("adaptive", "disabled")
-            and index > question_index
-            and is_required
-            and "reasoningContent" not in _content(row)[0]
-        ):
-            return (
-                f"{_MODEL_SAID}messages.{index}.content.0.type: Expected `thinking` or `redacted_thinking`, but found `tool_use`. "
-                "When `thinking` is enabled, a final `assistant` message must start with a thinking block."
-            )
-    return None
+        texts = [as_mapping(one) for one in sent if one is not None]
+        signed = [(place, str(text.get("text")), text.get("signature")) for place, text in enumerate(texts)]
+        calls = [str(use.get("toolUseId")) for use in _of(row, "toolUse")]
+        asks = row["role"] == "user" and not _of(row, "toolResult")
+        turns.append(Thoughts(asks, signed, calls, "reasoningContent" in _content(row)[0]))
+    for index, place in missing_thoughts(turns, mode, produced, "converse"):
+        if place is not None:
+            yield f"{_MODEL_SAID}messages.{index}.content.{place}: Invalid `signature` in `thinking` block"
+        yield (
+            f"{_MODEL_SAID}messages.{index}.content.0.type: Expected `thinking` or `redacted_thinking`, but found `tool_use`. "
+            "When `thinking` is enabled, a final `assistant` message must start with a thinking block."
+        )

@@ -13,7 +13,6 @@ from ctxfold.lru import LruCache
 from ctxfold.testing.script import (
     Body,
     ErrorReply,
-    api_error,
     as_list,
     as_mapping,
     as_mappings,
@@ -21,7 +20,18 @@ from ctxfold.testing.script import (
     chat_choice,
     chat_tool,
 )
-from ctxfold.testing.served import ApiRequest, Completion, ServedWire, Strict, encode, pieces, signature
+from ctxfold.testing.served import (
+    ApiRequest,
+    Completion,
+    Problems,
+    ServedWire,
+    Strict,
+    encode,
+    pieces,
+    present,
+    schema_format,
+    signature,
+)
 from ctxfold.validation import read_json
 
 _PATH = re.compile(r"/models/([^/]+):(generateContent|streamGenerateContent)$")
@@ -57,42 +67,31 @@ class GenerateContent(ServedWire):
     def chat_body(self, api_request: ApiRequest) -> dict[str, Any]:
         model, method = _named(api_request)
         generation = as_mapping(api_request.body.get("generationConfig"))
-        body: dict[str, Any] = {
-            "model": model,
-            "messages": _messages(api_request.body),
-            "stream": method == "streamGenerateContent",
-        }
         tools = as_mappings(api_request.body.get("tools"))
-        declared = [one for tool in tools for one in as_mappings(tool.get("functionDeclarations"))]
-        if declared:
-            body["tools"] = [_tool(one) for one in declared]
-        if "maxOutputTokens" in generation:
-            body["max_tokens"] = generation["maxOutputTokens"]
+        declared = [_tool(one) for tool in tools for one in as_mappings(tool.get("functionDeclarations"))]
         calling = as_mapping(as_mapping(api_request.body.get("toolConfig")).get("functionCallingConfig"))
-        if calling.get("mode") in _CHOICES:
-            named = as_list(calling.get("allowedFunctionNames"))
-            body["tool_choice"] = chat_choice(named[0]) if named else _CHOICES[calling["mode"]]
-        if generation.get("responseMimeType") == "application/json":
-            schema = generation.get("responseJsonSchema")
-            form = (
-                {"type": "json_object"}
-                if schema is None
-                else {"type": "json_schema", "json_schema": {"schema": schema}}
-            )
-            body["response_format"] = form
-        return body
+        named = as_list(calling.get("allowedFunctionNames")) if calling.get("mode") in _CHOICES else []
+        schema = generation.get("responseJsonSchema")
+        is_json = generation.get("responseMimeType") == "application/json"
+        form = {"type": "json_object"} if schema is None else schema_format(schema)
+        return present(
+            model=model,
+            messages=_messages(api_request.body),
+            stream=method == "streamGenerateContent",
+            tools=declared or None,
+            max_tokens=generation.get("maxOutputTokens"),
+            tool_choice=chat_choice(named[0]) if named else _CHOICES.get(str(calling.get("mode"))),
+            response_format=form if is_json else None,
+        )
 
-    def refusal(
-        self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
-    ) -> ErrorReply | None:
+    def problems(self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]) -> Problems:
         contents = as_list(api_request.body.get("contents"))
         if not contents or not all(isinstance(one, Mapping) for one in contents):
-            return api_error(400, "* GenerateContentRequest.contents: contents is not specified")
-        if strict is None:
-            return None
-        checks = (_empty(contents), _pairs(contents), _signatures(contents, produced))
-        message = next((problem for problem in checks if problem), None)
-        return api_error(400, message) if message else None
+            yield "* GenerateContentRequest.contents: contents is not specified"
+        if strict is not None:
+            yield from _empty(contents)
+            yield from _pairs(contents)
+            yield from _signatures(contents, produced)
 
     def whole(self, completion: Completion) -> bytes:
         parts, finish = _parts(completion)
@@ -100,18 +99,14 @@ class GenerateContent(ServedWire):
 
     def frames(self, completion: Completion, api_request: ApiRequest) -> Iterator[bytes]:
         parts, finish = _parts(completion)
-        for piece in pieces(completion.reply.reasoning, None):
-            yield _event(_reply(completion, [{"text": piece, "thought": True}]))
-        for piece in pieces(completion.reply.content, completion.reply.chunks):
-            yield _event(_reply(completion, [{"text": piece}]))
-        calls = [part for part in parts if "functionCall" in part]
-        if calls:
-            yield _event(_reply(completion, calls))
-        signed = (
-            {"thoughtSignature": signature("gemini", completion.reply.reasoning)} if completion.reply.reasoning else {}
-        )
+        reply, calls = completion.reply, [part for part in parts if "functionCall" in part]
+        streamed = [{"text": piece, "thought": True} for piece in pieces(reply.reasoning, None)]
+        streamed += [{"text": piece} for piece in pieces(reply.content, reply.chunks)]
+        for group in [*([part] for part in streamed), *([calls] if calls else [])]:
+            yield _event(_reply(completion, group))
         # the signature of an answer without calls comes last, on an empty text
-        yield _event(_reply(completion, [{"text": "", **({} if calls else signed)}], finish))
+        signed = {"thoughtSignature": signature("gemini", reply.reasoning)} if reply.reasoning and not calls else {}
+        yield _event(_reply(completion, [{"text": "", **signed}], finish))
 
     def error(self, error: ErrorReply) -> ErrorReply:
         body = as_mapping(error.body)
@@ -201,16 +196,13 @@ def _parts(completion: Completion) -> tuple[list[dict[str, Any]], str]:
 
 def _reply(completion: Completion, parts: list[dict[str, Any]], finish: str | None = None) -> dict[str, Any]:
     candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
-    usage = completion.usage
-    counts = {"promptTokenCount": int(usage.get("prompt_tokens") or 0)}
+    tokens = completion.tokens()
+    counts = {"promptTokenCount": tokens.prompt}
     if finish is not None:
         candidate["finishReason"] = finish
-        thoughts = int(as_mapping(usage.get("completion_tokens_details")).get("reasoning_tokens") or 0)
-        counts["candidatesTokenCount"] = int(usage.get("completion_tokens") or 0) - thoughts
-        counts["thoughtsTokenCount"] = thoughts
-        counts["cachedContentTokenCount"] = int(
-            as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens") or 0
-        )
+        counts["candidatesTokenCount"] = tokens.completion - tokens.reasoning
+        counts["thoughtsTokenCount"] = tokens.reasoning
+        counts["cachedContentTokenCount"] = tokens.cached
     counts["totalTokenCount"] = sum(number for name, number in counts.items() if name != "cachedContentTokenCount")
     return {
         "candidates": [candidate],
@@ -224,54 +216,48 @@ def _event(reply: Mapping[str, Any]) -> bytes:
     return b"data: " + encode(reply) + b"\r\n\r\n"
 
 
-def _calls(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [part for part in as_mappings(content.get("parts")) if "functionCall" in part]
+def _of(content: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
+    return [part for part in as_mappings(content.get("parts")) if kind in part]
 
 
-def _responses(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [part for part in as_mappings(content.get("parts")) if "functionResponse" in part]
-
-
-def _empty(contents: Sequence[Mapping[str, Any]]) -> str | None:
+def _empty(contents: Sequence[Mapping[str, Any]]) -> Problems:
     for index, content in enumerate(contents):
         if content.get("role") not in ("user", "model"):
-            return "Please use a valid role: user, model."
+            yield "Please use a valid role: user, model."
         parts = as_mappings(content.get("parts"))
         where = f"* GenerateContentRequest.contents[{index}].parts"
         if not parts:
-            return f"{where}: contents.parts must not be empty."
+            yield f"{where}: contents.parts must not be empty."
         for number, part in enumerate(parts):
             if not (part.keys() - {"text", "thought"} or part.get("text")):
-                return f"{where}[{number}].data: required oneof field 'data' must have one initialized field"
-    return None
+                yield f"{where}[{number}].data: required oneof field 'data' must have one initialized field"
 
 
-def _pairs(contents: Sequence[Mapping[str, Any]]) -> str | None:
+def _pairs(contents: Sequence[Mapping[str, Any]]) -> Problems:
     """Checks that a turn of calls follows the user, and that the next content answers all of its calls and holds nothing else."""
     none: Mapping[str, Any] = {}
     for index, content in enumerate(contents):
         before = contents[index - 1] if index else none
         after = contents[index + 1] if index + 1 < len(contents) else none
-        calls, responses = _calls(content), _responses(content)
+        calls, responses = _of(content, "functionCall"), _of(content, "functionResponse")
         if calls and before.get("role") != "user":
-            return _AFTER_USER
-        if calls and len(_responses(after)) != len(calls):
-            return _AS_MANY
-        if responses and not _calls(before):
-            return _AFTER_CALL
+            yield _AFTER_USER
+        if calls and len(_of(after, "functionResponse")) != len(calls):
+            yield _AS_MANY
+        if responses and not _of(before, "functionCall"):
+            yield _AFTER_CALL
         if responses and len(responses) != len(as_mappings(content.get("parts"))):
-            return _AS_MANY
-    return None
+            yield _AS_MANY
 
 
-def _signatures(contents: Sequence[Mapping[str, Any]], produced: LruCache[str, str]) -> str | None:
+def _signatures(contents: Sequence[Mapping[str, Any]], produced: LruCache[str, str]) -> Problems:
     """Checks that the first call of every step of the current turn is signed, and that no signature has changed."""
     question_indexes = [i for i, one in enumerate(contents) if one.get("role") == "user" and _text(one.get("parts"))]
     for index, content in enumerate(contents):
-        for number, part in enumerate(_calls(content)):
+        for number, part in enumerate(_of(content, "functionCall")):
             call, sent = as_mapping(part["functionCall"]), part.get("thoughtSignature")
             if sent is None and number == 0 and index > max(question_indexes, default=-1):
-                return (
+                yield (
                     "Function call is missing a thought_signature in functionCall parts. This is required for tools to work "
                     "correctly, and missing thought_signature may lead to degraded model performance. Additional data, "
                     f"function call `default_api:{call.get('name')}` , position {index + 1}."
@@ -280,5 +266,4 @@ def _signatures(contents: Sequence[Mapping[str, Any]], produced: LruCache[str, s
             if sent in (None, _PLACEHOLDER) or reasoning is None:
                 continue
             if sent != signature("gemini", reasoning):
-                return "Corrupted thought signature."
-    return None
+                yield "Corrupted thought signature."

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ctxfold.lru import LruCache
 from ctxfold.testing.script import ErrorReply, api_error, as_list, as_mapping, as_mappings, chat_choice
-from ctxfold.testing.served import ApiRequest, Completion, ServedWire, Strict, encode, pieces
+from ctxfold.testing.served import ApiRequest, Completion, Problems, ServedWire, Strict, encode, pieces, present
 
 Item = Mapping[str, Any]
 _DIGEST_CHARS = 24
@@ -87,6 +87,8 @@ def _opened(sealed: object) -> str | None:
 class Responses(ServedWire):
     """The Responses API; any `strict` makes it check requests."""
 
+    refusal_fields: Mapping[str, str] = {"param": "input"}
+
     def serves(self, path: str) -> bool:
         return path.endswith(("/responses", _COMPACT_PATH))
 
@@ -101,42 +103,31 @@ class Responses(ServedWire):
         for index, item in enumerate(items):
             if index >= newest or (item.get("type") == "message" and item.get("role") != "assistant"):
                 _add_message(messages, item)
+        choice, shape = body.get("tool_choice"), as_mapping(as_mapping(body.get("text")).get("format"))
         tools = as_mappings(body.get("tools"))
-        chat: dict[str, Any] = {
-            "model": body.get("model"),
-            "messages": messages,
-            "tools": [{"type": "function", "function": tool} for tool in tools if tool.get("type") == "function"],
-            "stream": body.get("stream") is True,
-        }
-        if body.get("tool_choice") is not None:
-            choice = body["tool_choice"]
-            chat["tool_choice"] = choice if isinstance(choice, str) else chat_choice(as_mapping(choice).get("name"))
-        if body.get("max_output_tokens") is not None:
-            chat["max_tokens"] = body["max_output_tokens"]
-        shape = as_mapping(as_mapping(body.get("text")).get("format"))
-        if shape.get("type") in ("json_schema", "json_object"):
-            chat["response_format"] = {"type": shape["type"], "json_schema": {"schema": shape.get("schema")}}
-        return chat
+        form = {"type": shape.get("type"), "json_schema": {"schema": shape.get("schema")}}
+        return present(
+            model=body.get("model"),
+            messages=messages,
+            tools=[{"type": "function", "function": tool} for tool in tools if tool.get("type") == "function"],
+            stream=body.get("stream") is True,
+            tool_choice=chat_choice(as_mapping(choice).get("name")) if isinstance(choice, Mapping) else choice,
+            max_tokens=body.get("max_output_tokens"),
+            response_format=form if shape.get("type") in ("json_schema", "json_object") else None,
+        )
 
-    def refusal(
-        self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]
-    ) -> ErrorReply | None:
+    def problems(self, api_request: ApiRequest, strict: Strict | None, produced: LruCache[str, str]) -> Problems:
         if strict is None:
-            return None
+            return
         body, items = api_request.body, _items(api_request.body)
         if not items:
-            return api_error(400, "One of 'input' or 'previous_response_id' must be provided.", param="input")
-        refused = _sealed(items, stored=body.get("store") is not False)
-        message = (
-            refused
-            or _parameters(body, items)
-            or _reasoning(items, stored=body.get("store") is not False)
-            or _pairs(items)
-        )
-        message = message or (_only_compacts(body) if api_request.path.endswith(_COMPACT_PATH) else _managed(body))
-        if message is None or isinstance(message, ErrorReply):
-            return message
-        return api_error(400, message, param="input")
+            yield "One of 'input' or 'previous_response_id' must be provided."
+        stored = body.get("store") is not False
+        yield from _sealed(items, stored=stored)
+        yield from _parameters(body, items)
+        yield from _reasoning(items, stored=stored)
+        yield from _pairs(items)
+        yield from _only_compacts(body) if api_request.path.endswith(_COMPACT_PATH) else _managed(body)
 
     def compaction(self, api_request: ApiRequest, prompt_tokens: int) -> Literal["alone", "beside"] | None:
         if api_request.path.endswith(_COMPACT_PATH):
@@ -364,46 +355,44 @@ def _add_message(messages: list[dict[str, Any]], item: Item) -> None:
 # what OpenAI refuses
 
 
-def _parameters(body: Mapping[str, Any], items: Sequence[Item]) -> str | None:
+def _parameters(body: Mapping[str, Any], items: Sequence[Item]) -> Problems:
     for name in _FOREIGN:
         if name in body:
-            return f"Unknown parameter: '{name}'."
+            yield f"Unknown parameter: '{name}'."
     for index, tool in enumerate(as_mappings(body.get("tools"))):
         if tool.get("type") == "function" and not tool.get("name"):
-            return f"Missing required parameter: 'tools[{index}].name'."
+            yield f"Missing required parameter: 'tools[{index}].name'."
     for index, item in enumerate(items):
         known = _FIELDS.get(str(item.get("type")))
         unknown = sorted(item.keys() - known) if known is not None else []
         if unknown:
-            return f"Unknown parameter: 'input[{index}].{unknown[0]}'."
+            yield f"Unknown parameter: 'input[{index}].{unknown[0]}'."
         if item.get("type") == "message" and item.get("role") not in _ROLES:
-            return f"Invalid value: '{item.get('role')}'. Supported values are: {', '.join(sorted(_ROLES))}."
+            yield f"Invalid value: '{item.get('role')}'. Supported values are: {', '.join(sorted(_ROLES))}."
         if item.get("type") == "reasoning" and not isinstance(item.get("summary"), list):
-            return f"Missing required parameter: 'input[{index}].summary'."
+            yield f"Missing required parameter: 'input[{index}].summary'."
         if item.get("type") == "function_call" and not isinstance(item.get("arguments"), str):
-            return f"Invalid type for 'input[{index}].arguments': expected a string."
+            yield f"Invalid type for 'input[{index}].arguments': expected a string."
         if len(str(item.get("call_id", ""))) > 64:
-            return f"Invalid 'input[{index}].call_id': string too long. Expected a string with maximum length 64."
-    return None
+            yield f"Invalid 'input[{index}].call_id': string too long. Expected a string with maximum length 64."
 
 
-def _sealed(items: Sequence[Item], *, stored: bool) -> ErrorReply | None:
+def _sealed(items: Sequence[Item], *, stored: bool) -> Problems:
     """Returns the error of reasoning that came without its encrypted content, or with another's."""
     for index, item in enumerate(items):
         if item.get("type") == "compaction" and not isinstance(item.get("encrypted_content"), str):
-            return api_error(400, f"Missing required parameter: 'input[{index}].encrypted_content'.")
+            yield api_error(400, f"Missing required parameter: 'input[{index}].encrypted_content'.")
         if item.get("type") == "compaction" and not (_opened(item["encrypted_content"]) or "").startswith(_SUMMARY):
-            return _unverified(item)
+            yield _unverified(item)
         if item.get("type") != "reasoning" or item.get("content"):
             continue
         if not item.get("encrypted_content"):
             missing = f"Item with id '{item.get('id')}' not found."
             if not stored:
                 missing += f" {_NOT_STORED}"
-            return api_error(404, missing, param="input")
+            yield api_error(404, missing, param="input")
         if _opened(item["encrypted_content"]) is None:
-            return _unverified(item)
-    return None
+            yield _unverified(item)
 
 
 def _unverified(item: Item) -> ErrorReply:
@@ -412,23 +401,21 @@ def _unverified(item: Item) -> ErrorReply:
     return api_error(400, message, code="invalid_encrypted_content")
 
 
-def _only_compacts(body: Mapping[str, Any]) -> str | None:
-    unknown = sorted(body.keys() - _COMPACT)
-    return f"Unknown parameter: '{unknown[0]}'." if unknown else None
+def _only_compacts(body: Mapping[str, Any]) -> Problems:
+    yield from (f"Unknown parameter: '{name}'." for name in sorted(body.keys() - _COMPACT))
 
 
-def _managed(body: Mapping[str, Any]) -> str | None:
+def _managed(body: Mapping[str, Any]) -> Problems:
     """Returns the error of a compaction that a request asks for beside its reply."""
     for index, one in enumerate(as_mappings(body.get("context_management"))):
         if one.get("type") != "compaction":
-            return f"Invalid value: '{one.get('type')}'. Supported values are: 'compaction'."
+            yield f"Invalid value: '{one.get('type')}'. Supported values are: 'compaction'."
         threshold = one.get("compact_threshold")
         if not isinstance(threshold, int) or threshold < _LEAST_THRESHOLD:
-            return f"Invalid 'context_management[{index}].compact_threshold': integer below minimum value."
-    return None
+            yield f"Invalid 'context_management[{index}].compact_threshold': integer below minimum value."
 
 
-def _reasoning(items: Sequence[Item], *, stored: bool) -> str | None:
+def _reasoning(items: Sequence[Item], *, stored: bool) -> Problems:
     """Checks that reasoning comes back with the item that followed it, and such an item with its reasoning.
 
     Where nothing is stored, the item that followed may be without its id.
@@ -437,7 +424,7 @@ def _reasoning(items: Sequence[Item], *, stored: bool) -> str | None:
     for index, item in enumerate(items):
         identity = str(item.get("id", ""))
         if identity and identity in seen:
-            return f"Duplicate item found with id {identity}. Remove duplicate items from your input and try again."
+            yield f"Duplicate item found with id {identity}. Remove duplicate items from your input and try again."
         seen.add(identity)
         reasoned, replied = _REASONED.fullmatch(identity), _REPLIED.fullmatch(identity)
         if reasoned is not None:
@@ -446,14 +433,13 @@ def _reasoning(items: Sequence[Item], *, stored: bool) -> str | None:
             if not stored and "id" not in follower and follower.get("role", "assistant") == "assistant" and follower:
                 continue
             if following is None or following["reply"] != reasoned["reply"]:
-                return f"Item '{identity}' of type 'reasoning' was provided without its required following item."
+                yield f"Item '{identity}' of type 'reasoning' was provided without its required following item."
         if replied is not None and f"rs_{replied['reply']}f" not in seen:
             needed = f"without its required 'reasoning' item: 'rs_{replied['reply']}f'."
-            return f"Item '{identity}' of type '{item.get('type')}' was provided {needed}"
-    return None
+            yield f"Item '{identity}' of type '{item.get('type')}' was provided {needed}"
 
 
-def _pairs(items: Sequence[Item]) -> str | None:
+def _pairs(items: Sequence[Item]) -> Problems:
     """Checks that each call has an output of its own kind, and each output its call."""
     kinds = {output: kind for kind, output in _OUTPUTS.items()}
     calls: dict[tuple[str, Any], None] = {}
@@ -465,9 +451,9 @@ def _pairs(items: Sequence[Item]) -> str | None:
         elif kind in kinds:
             answers = kinds[kind], call_id
             if answers not in calls:
-                return f"No tool call found for {answers[0].replace('_', ' ')} output with call_id {call_id}."
+                yield f"No tool call found for {answers[0].replace('_', ' ')} output with call_id {call_id}."
             if not isinstance(item.get("output", ""), _OUTPUT_TYPES.get(answers[0], object)):
-                return f"Invalid type for the output of {kind} {call_id}."
+                yield f"Invalid type for the output of {kind} {call_id}."
             answered.add(answers)
-    missing = [call for call in calls if call not in answered]
-    return f"No tool output found for {missing[0][0].replace('_', ' ')} {missing[0][1]}." if missing else None
+    missing = (call for call in calls if call not in answered)
+    yield from (f"No tool output found for {kind.replace('_', ' ')} {call_id}." for kind, call_id in missing)
