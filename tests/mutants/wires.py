@@ -117,14 +117,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_answer_is_retried_after_its_first_event",
-            "return None if self.started else self._parser.error",
-            "return self._parser.error",
+            "if not self.started and self._parser.error is not None:",
+            "if self._parser.error is not None:",
             "wire/test_connection.py::test_what_arrived_with_a_failure_is_given_first",
         ),
         (
             "a_finished_answer_fails_by_its_epilogue",
-            "        if self._parser.complete:\n",
-            "        if self._parser.complete and self._drained:\n",
+            "            if not parser.complete:\n",
+            "            if not parser.complete or not self._drained:\n",
             "wire/test_connection.py::test_an_answer_that_only_lacks_its_epilogue_is_whole",
         ),
         (
@@ -372,8 +372,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "an_empty_signature_is_one",
-            'if part.get(_SIGNATURE) == "":',
-            'if part.get(_SIGNATURE) == "-":',
+            'if part.get(SIGNATURE) == "":',
+            'if part.get(SIGNATURE) == "-":',
             "wire/test_gemini.py::test_an_empty_signature_is_none",
         ),
         (
@@ -450,7 +450,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_text_that_no_service_takes_back_is_sealed",
-            "if part.keys() <= {*_TEXT, _SIGNATURE}:",
+            "if part.keys() <= {*_TEXT, SIGNATURE}:",
             "if not part:",
             "wire/test_gemini.py::test_a_part_that_holds_nothing_is_not_sent_back",
         ),
@@ -477,31 +477,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "backends/gemini.py",
         (
             "geminis_turns_of_the_model_stay_apart",
-            'if self.contents and self.contents[-1]["role"] == "model":',
+            'if role == "model" and contents and contents[-1]["role"] == "model":',
             "if False:",
             "wire/test_gemini.py::test_a_call_follows_the_user_and_an_empty_turn_is_left_out",
         ),
         (
             "results_of_gemini_come_in_their_own_order",
-            "results, media = sorted(self._round.results, key=lambda placed: placed[0]), self._round.media",
-            "results, media = list(self._round.results), self._round.media",
+            "in sorted(results, key=lambda placed: placed[0])]",
+            "in results]",
             "wire/test_gemini.py::test_results_stand_in_one_content_in_the_order_of_the_calls",
         ),
         (
             "a_failed_result_of_gemini_is_output",
-            'response = {"error" if part.is_error else "output": part.content}\n                answer',
-            'response = {"output": part.content}\n                answer',
+            'response = {"error" if part.is_error else "output": part.content}\n            answer',
+            'response = {"output": part.content}\n            answer',
             "wire/test_gemini.py::test_results_stand_in_one_content_in_the_order_of_the_calls",
         ),
         (
             "media_of_results_are_dropped",
-            "        if media:\n            self.contents.append",
-            "        if False:\n            self.contents.append",
+            "for group in (ordered, media) if group]",
+            "for group in (ordered,) if group]",
             "wire/test_gemini.py::test_what_a_result_brings_along_follows_all_results",
         ),
         (
             "geminis_contents_begin_with_the_model",
-            'if result.contents and result.contents[0]["role"] == "model":',
+            'if contents and contents[0]["role"] == "model":',
             "if False:",
             "wire/test_gemini.py::test_a_call_follows_the_user_and_an_empty_turn_is_left_out",
         ),
@@ -855,8 +855,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_failed_result_is_none",
-            'if part.is_error:\n        block["is_error"] = True',
-            'if False:\n        block["is_error"] = True',
+            '{"is_error": True} if part.is_error else {}',
+            "{}",
             "wire/test_anthropic.py::test_a_conversation_travels_as_system_and_alternating_blocks",
         ),
         (
@@ -879,14 +879,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_model_begins",
-            'if not rows or rows[0]["role"] == "user" or compacts(rows[0]["content"][0]):',
-            "if True:",
+            'if rows and rows[0]["role"] == "assistant" and not compacts(rows[0]["content"][0]):',
+            "if False:",
             "wire/test_anthropic.py::test_a_conversation_that_the_assistant_begins_has_a_users_turn_in_front",
         ),
         (
             "a_compaction_does_not_come_first",
-            'rows[0]["role"] == "user" or compacts(rows[0]["content"][0])',
-            'rows[0]["role"] == "user"',
+            'rows[0]["role"] == "assistant" and not compacts(rows[0]["content"][0])',
+            'rows[0]["role"] == "assistant"',
             "wire/test_small_print.py::test_w11_a_conversation_that_anthropic_compacts_at_once_goes_on_from_its_block",
         ),
     ),
@@ -945,8 +945,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "calls_go_to_converse_without_tools",
-            "    if not tools:\n        messages = [_as_plain_text",
-            "    if False:\n        messages = [_as_plain_text",
+            "request.messages if tools else [_as_plain_text",
+            "request.messages if True else [_as_plain_text",
             "wire/test_converse.py::test_calls_become_text_where_none_may_be_made",
         ),
         (
@@ -969,8 +969,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "stops_are_not_sent_to_converse",
-            '        fields["stopSequences"] = list(request.stop)\n',
-            "        pass\n",
+            'sampling(limited, "maxTokens", "stopSequences")',
+            'sampling(limited, "maxTokens")',
             "wire/test_converse.py::test_a_conversation_in_blocks",
         ),
     ),
@@ -1050,8 +1050,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_limit_has_one_name_on_chat_completions",
-            "body[rules.max_tokens_field] = request.max_tokens",
-            'body["max_tokens"] = request.max_tokens',
+            "sampling(request, rules.max_tokens_field,",
+            'sampling(request, "max_tokens",',
             "backends/test_openai_request.py::test_body_fields",
         ),
         (
@@ -1188,8 +1188,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "backends/errors.py",
         (
             "the_seconds_of_googles_error_are_not_read",
-            "                self.retry_after_s = float(delay[1])\n",
-            "                pass\n",
+            "(float(delay[1]) for delay in reversed(delays) if delay is not None)",
+            "iter(())",
             "wire/test_gemini.py::test_a_quota_says_when_to_come_back",
         ),
         (
@@ -1206,14 +1206,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "the_page_of_a_proxy_is_the_message",
-            '        if not _MARKUP.search(text):\n            error = {"message": text}\n',
-            '        error = {"message": text}\n',
+            'None if _MARKUP.search(text) else {"message": text}',
+            '{"message": text}',
             "backends/test_failures.py::test_the_page_of_a_proxy_is_no_message",
         ),
         (
             "the_reply_is_not_in_the_tokens_that_were_asked_for",
-            "        requested += reply\n",
-            "        pass\n",
+            "requested + reply if requested is not None and reply is not None else requested",
+            "requested",
             "backends/test_failures.py::test_an_overflow_of_prompt_and_reply_together_names_both",
         ),
         (
@@ -1222,9 +1222,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "        status = None  # in a stream",
             "backends/test_failures.py::test_in_stream_errors_take_their_status_from_the_code",
         ),
+    ),
+    *of(
+        "backends/profiles/common.json",
         (
             "a_timeout_of_another_client_is_any_failure",
-            '    ("TimeoutException", "timeout"),\n    ("TimeoutError", "timeout"),\n    ("Timeout", "timeout"),\n',
+            '  "TimeoutException": "timeout",\n  "TimeoutError": "timeout",\n  "Timeout": "timeout",\n',
             "",
             "backends/test_failures.py::test_errors_of_other_clients_are_known_by_the_names_of_their_classes",
         ),
@@ -1257,8 +1260,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "reasoning_by_id_alone_goes_back",
-            'return bool(item.get("encrypted_content") or item.get("content"))',
-            "return True",
+            'if store or i.get("type") != "reasoning" or i.get("encrypted_content") or i.get("content")',
+            "if True",
             "wire/test_responses_replies.py::test_without_an_end_and_an_output_a_stub_does_not_go_back",
         ),
         (

@@ -29,7 +29,7 @@ from tests.timing import cpu_s
 # only tried at one place each, never looked for: `match` and `fullmatch`, on text in which runs of white space are one
 ANCHORED = frozenset(
     {
-        "ctxfold.backends.anthropic._DATA_URL",
+        "ctxfold.backends.media._DATA_URL",
         "ctxfold.cli.doctor._EXTRA",
         "ctxfold.compaction.text_units._DOCTYPE",
         "ctxfold.compaction.text_units._KEY",

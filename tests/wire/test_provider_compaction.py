@@ -27,7 +27,7 @@ from ctxfold import (
     user,
 )
 from ctxfold.backends.http_backend import HttpBackend
-from ctxfold.messages import ProviderSummary
+from ctxfold.messages import ProviderSummary, ReasoningPart
 from ctxfold.protocols import Wire
 from ctxfold.testing import ErrorReply, ModelServer, RecordedRequest, Scripted
 from ctxfold.testing.served import Strict
@@ -429,3 +429,15 @@ async def test_what_a_summary_within_a_reply_took_is_in_the_sessions_sums(way: s
     assert first["content"][0]["type"] == "compaction"
     assert used.summaries.input_tokens > 50_000
     assert used.compactions == used.summary_calls == 0, "no summary of ours"
+
+
+def test_a_streamed_reply_ends_with_the_summary_beside_it() -> None:
+    """The model server failed after the head of the response."""
+    long = user("Which jar stands on the shelf? " * 400, id="u")
+    threshold = {"context_management": [{"type": "compaction", "compact_threshold": 1_000}]}
+    with ModelServer(script=[Scripted("The blue one.")]) as server, closing(OPENAI.backend(server)) as backend:
+        message = backend.merge_chunks(backend.open_stream(Request((long,), extra=threshold)))
+    assert message is not None
+    assert message.text == "The blue one."
+    assert isinstance(message.parts[-1], ReasoningPart)
+    assert '"compaction"' in (message.parts[-1].details or "")

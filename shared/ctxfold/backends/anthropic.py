@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from ctxfold.backends.errors import error_body
-from ctxfold.backends.media import chat_form, media_block, unread
+from ctxfold.backends.media import chat_form, data_url, media_block, unread
 from ctxfold.backends.profile import (
     CacheRules,
     Profile,
@@ -20,6 +20,8 @@ from ctxfold.backends.profile import (
     function_fields,
     kept_reasoning,
     provider_summary,
+    sampling,
+    settings,
     thinking_fields,
     tool_choice,
     without_refused,
@@ -34,7 +36,6 @@ from ctxfold.messages import (
     ReasoningPart,
     TextPart,
     ToolCallPart,
-    ToolResultPart,
     ToolSpec,
     Usage,
     user,
@@ -113,7 +114,6 @@ def _mark(rules: CacheRules, order: Sequence[ContentBlock], block: ContentBlock)
 
 _FOREIGN_CHARACTER = lazy_pattern(r"[^a-zA-Z0-9_-]")
 CALL_ID = r"[a-zA-Z0-9_-]+"
-_DATA_URL = lazy_pattern(r"data:(?P<mime>[^;,]+);base64,(?P<data>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,10 @@ def project(
         if leading:
             result.system.extend(blocks)
         elif blocks:
-            _add(result.rows, "assistant" if message.role == "assistant" or index == place else "user", blocks)
+            role = "assistant" if message.role == "assistant" or index == place else "user"
+            if not result.rows or result.rows[-1]["role"] != role:
+                result.rows.append({"role": role, "content": []})
+            result.rows[-1]["content"].extend(blocks)
     return result
 
 
@@ -176,13 +179,6 @@ def _name_toolsets(blocks: Iterable[ContentBlock], toolsets: dict[str, str]) -> 
 def compacts(block: Mapping[str, Any]) -> bool:
     """Returns True for a compaction block that stands for what was before it; one without a summary does not."""
     return block.get("type") == "compaction" and bool(block.get("content"))
-
-
-def _add(rows: list[dict[str, Any]], role: str, blocks: list[ContentBlock]) -> None:
-    if not rows or rows[-1]["role"] != role:
-        rows.append({"role": role, "content": []})
-    content: list[ContentBlock] = rows[-1]["content"]
-    content.extend(blocks)
 
 
 def message_blocks(message: Message, *, reasoning: bool = True, extras: bool = True) -> list[ContentBlock]:
@@ -242,18 +238,15 @@ def call_id(original: str, allowed: str = CALL_ID) -> str:
 def _results(message: Message) -> list[ContentBlock]:
     media = [_media(part) for part in message.parts if isinstance(part, MediaPart)]
     results = message.tool_results
-    blocks = [_result(part) for part in results]
+    blocks: list[ContentBlock] = [
+        {"type": "tool_result", "tool_use_id": call_id(part.call_id), "content": part.content}
+        | ({"is_error": True} if part.is_error else {})
+        for part in results
+    ]
     if media and blocks:
         text = [{"type": "text", "text": results[-1].content}] if results[-1].content.strip() else []
         blocks[-1]["content"] = [*text, *media]
     return blocks
-
-
-def _result(part: ToolResultPart) -> ContentBlock:
-    block: ContentBlock = {"type": "tool_result", "tool_use_id": call_id(part.call_id), "content": part.content}
-    if part.is_error:
-        block["is_error"] = True
-    return block
 
 
 def _media(part: MediaPart) -> ContentBlock:
@@ -270,11 +263,6 @@ def _media(part: MediaPart) -> ContentBlock:
             return block
         case _:
             return {"type": "text", "text": unread(part)}
-
-
-def data_url(url: str) -> re.Match[str] | None:
-    """Returns the match of a base64 data URL with its groups `mime` and `data`; None for another URL."""
-    return _DATA_URL.fullmatch(url)
 
 
 def _source(inline: re.Match[str]) -> ContentBlock:
@@ -315,31 +303,25 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     body: dict[str, Any] = {"model": model, "max_tokens": max_tokens}
     if projected.system:
         body["system"] = projected.system
-    body["messages"] = _begin_with_user(projected.rows)
+    rows = projected.rows
+    body["messages"] = rows
+    if rows and rows[0]["role"] == "assistant" and not compacts(rows[0]["content"][0]):
+        body["messages"] = [{"role": "user", "content": [{"type": "text", "text": NOBODY_ASKED}]}, *rows]
     if tools:
         body["tools"] = tools
     choice = tool_choice(profile, request)
     if choice is not None:
         body["tool_choice"] = {"type": _CHOICES[choice]} if choice in _CHOICES else {"type": "tool", "name": choice}
     body["stream"] = stream
-    if request.temperature is not None:
-        body["temperature"] = request.temperature
-    if request.stop:
-        body["stop_sequences"] = list(request.stop)
-    body |= profile.request.extra_body
-    if tools:
-        body |= profile.request.extra_body_with_tools
-    body |= thinking_fields(profile, request.thinking)
+    body |= sampling(request, stop="stop_sequences") | settings(profile, request, with_tools=bool(tools))
     config = {**as_dict(body.get("output_config")), **as_dict(request.extra.get("output_config"))}  # effort and format
     body |= {**request.extra, **({"output_config": config} if config else {})}
     body |= rules.body if rules is not None else {}
-    return _within(without_refused(profile, body, request.thinking))
-
-
-def _begin_with_user(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if not rows or rows[0]["role"] == "user" or compacts(rows[0]["content"][0]):
-        return rows
-    return [{"role": "user", "content": [{"type": "text", "text": NOBODY_ASKED}]}, *rows]
+    body = without_refused(profile, body, request.thinking)
+    thinking: object = body.get("thinking")
+    if isinstance(thinking, dict):
+        body["thinking"] = fitting_thinking(cast("dict[str, Any]", thinking), body["max_tokens"], model)
+    return body
 
 
 def may_not_think(rows: Sequence[Mapping[str, Any]], thinking: object) -> bool:
@@ -362,14 +344,6 @@ def _holds(row: Mapping[str, Any], *kinds: str) -> bool:
 
 def _thinks(block: ContentBlock) -> bool:
     return block.get("type") in _UNMARKABLE or "reasoningContent" in block
-
-
-def _within(body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the body with its thinking budget, if any, below `max_tokens`, which includes it."""
-    thinking: object = body.get("thinking")
-    if not isinstance(thinking, dict):
-        return body
-    return {**body, "thinking": fitting_thinking(cast("dict[str, Any]", thinking), body["max_tokens"], body["model"])}
 
 
 def fitting_thinking(thinking: Mapping[str, Any], max_tokens: int, model: str) -> Mapping[str, Any]:

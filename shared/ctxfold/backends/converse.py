@@ -12,19 +12,19 @@ from typing import Any, cast
 from ctxfold.backends.anthropic import (
     Projected,
     call_id,
-    data_url,
     fitting_thinking,
     mark_stable,
     may_not_think,
 )
 from ctxfold.backends.anthropic import project as project_rows
 from ctxfold.backends.converse_parse import WIRE
-from ctxfold.backends.media import DOCUMENT_FORMATS, Block, chat_form, media_block
+from ctxfold.backends.media import DOCUMENT_FORMATS, Block, chat_form, data_url, media_block
 from ctxfold.backends.profile import (
     Profile,
     arguments_object,
     block_lines,
     check_extra,
+    sampling,
     thinking_fields,
     tool_choice,
     without_refused,
@@ -146,22 +146,19 @@ def _media(part: MediaPart) -> Block:
     match chat_form(block):
         case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
             data = data_url(url)
-            return _image(data["mime"], data["data"]) if data else _unseen(part, url)
+            if data is None:
+                return _unseen(part, url)
+            kind = data["mime"].removeprefix("image/").replace("jpg", "jpeg")
+            image = {"image": {"format": kind, "source": {"bytes": data["data"]}}}
+            return image if kind in _IMAGES else {"text": f"(image, {data['mime']})"}
         case {"type": "file", "file": {"file_data": str(url), **rest}}:
-            data = data_url(url)
-            return _document(data["mime"], data["data"], rest.get("filename")) if data else _unseen(part, url)
+            data, name = data_url(url), rest.get("filename")
+            if data is None:
+                return _unseen(part, url)
+            form, title = DOCUMENT_FORMATS.get(data["mime"], "txt"), name if isinstance(name, str) else "document"
+            return {"document": {"format": form, "name": title, "source": {"bytes": data["data"]}}}
         case _:
             return _unseen(part, "")
-
-
-def _image(mime: str, data: str) -> Block:
-    kind = mime.removeprefix("image/").replace("jpg", "jpeg")
-    return {"image": {"format": kind, "source": {"bytes": data}}} if kind in _IMAGES else {"text": f"(image, {mime})"}
-
-
-def _document(mime: str, data: str, name: object) -> Block:
-    title = name if isinstance(name, str) else "document"
-    return {"document": {"format": DOCUMENT_FORMATS.get(mime, "txt"), "name": title, "source": {"bytes": data}}}
 
 
 def _unseen(part: MediaPart, address: str) -> Block:
@@ -195,7 +192,8 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     if choice != "none":
         own = cast("Sequence[Block]", request.extra.get("tools") or ())
         tools = [*({"toolSpec": tool_body(tool)} for tool in request.tools), *own]
-    messages = _sent(profile, request.messages, tools)
+    messages = request.messages if tools else [_as_plain_text(message) for message in request.messages]
+    messages = alternating(messages) if profile.request.alternating_roles else messages
     projected = project(
         profile, messages, model=model, unbound_before=request.unbound_before, refused_before=request.refused_before
     )
@@ -219,7 +217,10 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
         if choice is not None:
             config["toolChoice"] = _choice(choice)
         body["toolConfig"] = config
-    body["inferenceConfig"] = _inference(profile, request)
+    limited = replace(request, max_tokens=request.max_tokens or profile.max_output)
+    body["inferenceConfig"] = without_refused(
+        profile, sampling(limited, "maxTokens", "stopSequences"), request.thinking
+    )
     for fields in (
         profile.request.extra_body,
         profile.request.extra_body_with_tools if tools else {},
@@ -228,12 +229,6 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     ):
         _merge(body, fields)
     return _within(body, model)
-
-
-def _sent(profile: Profile, messages: Sequence[Message], tools: Sequence[Block]) -> Sequence[Message]:
-    if not tools:
-        messages = [_as_plain_text(message) for message in messages]
-    return alternating(messages) if profile.request.alternating_roles else messages
 
 
 def _as_plain_text(message: Message) -> Message:
@@ -301,16 +296,6 @@ def _with_cache_points(blocks: Iterable[Block]) -> list[Block]:
         if point is not None and result and "cachePoint" not in result[-1]:
             result.append({"cachePoint": point})
     return result
-
-
-def _inference(profile: Profile, request: Request) -> dict[str, Any]:
-    max_tokens = request.max_tokens or profile.max_output
-    fields: dict[str, Any] = {} if max_tokens is None else {"maxTokens": max_tokens}
-    if request.temperature is not None:
-        fields["temperature"] = request.temperature
-    if request.stop:
-        fields["stopSequences"] = list(request.stop)
-    return without_refused(profile, fields, request.thinking)
 
 
 def _merge(body: dict[str, Any], fields: Mapping[str, Any]) -> None:

@@ -55,7 +55,11 @@ class EventStreamDecoder:
         try:
             while len(buffer) - start >= _PRELUDE.size:
                 size, header_size, prelude_crc = _PRELUDE.unpack_from(buffer, start)
-                self._check_prelude(buffer, start, size, header_size, prelude_crc)
+                if crc32(buffer[start : start + 8]) != prelude_crc:
+                    raise _broken("a frame whose length has a wrong checksum")
+                if not _LEAST + header_size <= size <= self._max or header_size > MAX_HEADER_BYTES:
+                    told = f"{size} bytes with {header_size} bytes of headers (at most {self._max} bytes)"
+                    raise _broken(f"a frame of {told}")
                 if len(buffer) - start < size:
                     return
                 frame = bytes(buffer[start : start + size])
@@ -63,12 +67,6 @@ class EventStreamDecoder:
                 yield self._frame(frame, _PRELUDE.size + header_size)
         finally:
             del buffer[:start]
-
-    def _check_prelude(self, buffer: bytearray, start: int, size: int, header_size: int, prelude_crc: int) -> None:
-        if crc32(buffer[start : start + 8]) != prelude_crc:
-            raise _broken("a frame whose length has a wrong checksum")
-        if not _LEAST + header_size <= size <= self._max or header_size > MAX_HEADER_BYTES:
-            raise _broken(f"a frame of {size} bytes with {header_size} bytes of headers (at most {self._max} bytes)")
 
     def _frame(self, frame: bytes, headers_end: int) -> Frame:
         end = len(frame) - _CRC.size
@@ -207,7 +205,10 @@ class ConverseParser(AnswerParser):
                 finish = self._finished(body.get("stopReason"))
                 return [*rest, Chunk(raw=body, finish_reason=finish, empty_content=self._text_begun)]
             case "metadata":
-                return self._metadata(body)
+                usage = self._usage_in(body.get("usage"))
+                chunks = [Chunk(raw=body, usage=usage)] if usage is not None else []
+                # it is the last event, and comes after the finish reason
+                return [*chunks, *(self._end() if self._finish is not None else ())]
             case _:
                 return []
 
@@ -281,12 +282,6 @@ class ConverseParser(AnswerParser):
             self.answered = True
             chunks.append(self._chunk(body, sealed=sealed_block))
         return chunks
-
-    def _metadata(self, body: Mapping[str, Any]) -> list[Chunk]:
-        usage = self._usage_in(body.get("usage"))
-        chunks = [Chunk(raw=body, usage=usage)] if usage is not None else []
-        # it is the last event, and comes after the finish reason
-        return [*chunks, *(self._end() if self._finish is not None else ())]
 
     def _reply(self, payload: object) -> list[Chunk]:
         body = as_dict(payload)

@@ -17,24 +17,6 @@ from ctxfold.validation import as_dict, as_dicts
 
 MAX_MESSAGE_CHARS = 2000
 MATCHED_CHARS = 8 * MAX_MESSAGE_CHARS  # length of a provider's text that rules are matched against
-_ADVICE: Mapping[str, str] = {
-    "auth": "check the API key: api_key=, or the provider's environment variable",
-    "connect": "is the server running, and are provider and base_url right?",
-    "connection": "try again, and check base_url if it stays",
-    "content_filter": "change the content",
-    "context_overflow": "send less, lower max_tokens, or set context_window to what the model allows",
-    "empty_response": "try again",
-    "overloaded": "try again later",
-    "protocol": "check base_url and provider",
-    "quota": "the account is empty, waiting does not help",
-    "rate_limit": "wait, or send fewer requests",
-    "reasoning_replay": "reasoning goes back as the profile row says (reasoning_out), unchanged and to the model that wrote it",
-    "rejected": "correct the request",
-    "server": "try again later",
-    "stream_truncated": "try again",
-    "timeout": "raise the timeout, or try again",
-    "unavailable": "try again later",
-}
 _MARKUP = lazy_pattern(r"<[a-zA-Z!/][^<>]*>")  # no "<" inside, so that unclosed tags are not scanned again and again
 
 
@@ -49,8 +31,6 @@ class _ErrorFields:
     detail: str = ""
     status: int | None = None
     retry_after_s: float | None = None
-    limit: int | None = None
-    requested: int | None = None
 
 
 def error_body(payload: object) -> Mapping[str, Any] | None:
@@ -87,23 +67,22 @@ def failure(
     rule, match = _first_rule(profile, fields, status)
     kind = rule.kind if rule is not None else "server"
     groups = match.groupdict() if match is not None else {}
-    overflow = kind == "context_overflow"
-    requested, reply = _number(groups.get("requested")) or fields.requested, _number(groups.get("reply"))
-    if requested is not None and reply is not None:
-        requested += reply
-    reply = reply or _number(groups.get("completion"))  # which the service has counted in `requested`
     translated = plain_failure(
         profile,
         kind,
         fields.message or "no message",
         status=status,
         code=fields.code,
-        limit_tokens=(_number(groups.get("limit")) or fields.limit) if overflow else None,
-        requested_tokens=requested if overflow else None,
         retry_after_s=fields.retry_after_s if retry_after_s is None else retry_after_s,
         hide=hide,
     )
-    translated.reply_tokens = reply if overflow else None
+    if kind == "context_overflow":
+        requested = _number(groups.get("requested")) or _number(error.get("n_prompt_tokens"))
+        reply = _number(groups.get("reply"))
+        translated.requested_tokens = requested + reply if requested is not None and reply is not None else requested
+        translated.limit_tokens = _number(groups.get("limit")) or _number(error.get("n_ctx"))
+        # what the service has named "completion" it has counted in `requested`
+        translated.reply_tokens = reply or _number(groups.get("completion"))
     return translated
 
 
@@ -121,17 +100,13 @@ def http_failure(
         return plain_failure(
             profile, "protocol", "a redirect or another status without a reply", status=status, hide=hide
         )
-    error: Mapping[str, Any] | None = None
     try:
         payload: object = json.loads(body)
-        error = error_body(payload)
-        if error is None and isinstance(payload, dict):
-            error = cast("dict[str, Any]", payload)
     except (ValueError, RecursionError):  # HTML of a proxy, or plain text
         text = body[:MAX_MESSAGE_CHARS].decode("utf-8", "replace").strip()
-        if not _MARKUP.search(text):
-            error = {"message": text}
-    if error is None:
+        payload = None if _MARKUP.search(text) else {"message": text}
+    error = error_body(payload) or as_dict(payload)
+    if not error and not isinstance(payload, dict):
         error = {"message": f"a body of {len(body)} bytes that is not JSON"}
     if name and not error.get("code"):
         error = {**error, "code": name}
@@ -145,15 +120,13 @@ def plain_failure(
     *,
     status: int | None = None,
     code: str | None = None,
-    limit_tokens: int | None = None,
-    requested_tokens: int | None = None,
     retry_after_s: float | None = None,
     hide: Callable[[str], str] = str,
 ) -> BackendError:
     """Returns a BackendError of a known kind, with provider, status and advice in its message; `hide` removes secrets."""
     text = _MARKUP.sub("", what[:MATCHED_CHARS])[:MAX_MESSAGE_CHARS].rstrip(" .")
     http = f"HTTP {status}, " if status is not None else ""
-    advice = _ADVICE.get(kind)
+    advice = common_rules().advice.get(kind)
     if kind == "auth" and profile.key_env:
         advice = f"check the API key (api_key= or {profile.key_env})"
     return BackendError(
@@ -162,8 +135,6 @@ def plain_failure(
         retryable=kind in common_rules().retryable,
         status=status,
         code=code,
-        limit_tokens=limit_tokens,
-        requested_tokens=requested_tokens,
         retry_after_s=retry_after_s,
     )
 
@@ -181,33 +152,19 @@ def _read(error: Mapping[str, Any]) -> _ErrorFields:
     named = error.get("status")
     if status is not None and isinstance(named, str) and named:
         code_text = named  # Google repeats the HTTP status as the code, and names the error here
-    details = _Details(error.get("details"))
+    # those of a Google error: reasons and the ids of exhausted quotas, for the rules to match, and a delay
+    details = as_dicts(error.get("details"))
+    named_ids = ((d.get("reason"), *(v.get("quotaId") for v in as_dicts(d.get("violations")))) for d in details)
+    delays = [re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?)s", str(d.get("retryDelay"))) for d in details]
     return _ErrorFields(
         message=message if isinstance(message, str) else json.dumps(message, ensure_ascii=False),
         code=code_text,
         codes=tuple(str(c) for c in (code_text, finer) if c),
         types=tuple(str(t) for t in (kind, finer) if t),
-        detail=str(inner.get("raw") or details.names),
+        detail=str(inner.get("raw") or " ".join(str(name) for names in named_ids for name in names if name)),
         status=status,
-        retry_after_s=details.retry_after_s,
-        limit=_number(error.get("n_ctx")),
-        requested=_number(error.get("n_prompt_tokens")),
+        retry_after_s=next((float(delay[1]) for delay in reversed(delays) if delay is not None), None),
     )
-
-
-class _Details:
-    """The details of a Google error: `names` has its reasons and the ids of exhausted quotas, for the rules to match."""
-
-    def __init__(self, details: object) -> None:
-        names: list[str] = []
-        self.retry_after_s: float | None = None
-        for detail in as_dicts(details):
-            names.append(str(detail.get("reason") or ""))
-            names += [str(violation.get("quotaId") or "") for violation in as_dicts(detail.get("violations"))]
-            delay = re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?)s", str(detail.get("retryDelay")))
-            if delay is not None:
-                self.retry_after_s = float(delay[1])
-        self.names = " ".join(name for name in names if name)
 
 
 def _first_rule(
@@ -219,7 +176,8 @@ def _first_rule(
     for rule in (*profile.errors, *common_rules().error_rules):
         if (rule.code or rule.type) and not (set(rule.code) & set(fields.codes) or set(rule.type) & set(fields.types)):
             continue
-        if rule.status and not any(_covers(entry, status) for entry in rule.status):
+        ranges = [(entry, entry) if isinstance(entry, int) else entry for entry in rule.status]
+        if ranges and not (status is not None and any(first <= status <= last for first, last in ranges)):
             continue
         if rule.message is None:
             return rule, None
@@ -229,12 +187,6 @@ def _first_rule(
     return None, None
 
 
-def _covers(entry: int | tuple[int, int], status: int | None) -> bool:
-    if status is None:
-        return False
-    return entry == status if isinstance(entry, int) else entry[0] <= status <= entry[1]
-
-
 def _number(value: object) -> int | None:
     if isinstance(value, bool) or value is None:
         return None
@@ -242,20 +194,6 @@ def _number(value: object) -> int | None:
         return int(str(value).replace(",", ""))
     except ValueError:
         return None
-
-
-# class names that the clients in use share (openai, anthropic, httpx, requests, Python itself)
-_BY_NAME: tuple[tuple[str, str], ...] = (
-    ("APITimeoutError", "timeout"),
-    ("TimeoutException", "timeout"),
-    ("TimeoutError", "timeout"),
-    ("Timeout", "timeout"),
-    ("APIConnectionError", "connect"),
-    ("ConnectError", "connect"),
-    ("ConnectionError", "connect"),
-    ("NetworkError", "connection"),
-    ("RemoteProtocolError", "connection"),
-)
 
 
 def foreign_failure(error: Exception, name: str, *, kind: str | None = None) -> BackendError:
@@ -269,9 +207,10 @@ def foreign_failure(error: Exception, name: str, *, kind: str | None = None) -> 
     profile = load_profile("generic").model_copy(update={"name": name})
     status: object = getattr(error, "status_code", None)
     if isinstance(status, int) and status >= 400:
-        classified = http_failure(
-            profile, status, _body(error), retry_after_s=retry_after_s(_headers(error), time.time())
-        )
+        body: object = getattr(error, "body", None)
+        fields = cast("Mapping[str, Any]", body) if isinstance(body, Mapping) else {"message": str(error)}
+        sent = json.dumps(fields if "error" in fields else {"error": dict(fields)}, default=str).encode()
+        classified = http_failure(profile, status, sent, retry_after_s=retry_after_s(_headers(error), time.time()))
         if kind is None or classified.kind not in ("server", "rejected"):
             return classified
         return _plain(profile, kind, error, status)
@@ -280,18 +219,12 @@ def foreign_failure(error: Exception, name: str, *, kind: str | None = None) -> 
     if classified.kind in ("context_overflow", "reasoning_replay"):
         return classified
     names = {c.__name__ for c in type(error).__mro__}
-    return _plain(profile, kind or next((k for n, k in _BY_NAME if n in names), "server"), error, None)
+    known = (known for name, known in common_rules().client_errors.items() if name in names)
+    return _plain(profile, kind or next(known, "server"), error, None)
 
 
 def _plain(profile: Profile, kind: str, error: Exception, status: int | None) -> BackendError:
     return plain_failure(profile, kind, f"{type(error).__name__}: {error}", status=status)
-
-
-def _body(error: Exception) -> bytes:
-    """Returns the error object as the service sent it, or one with the message of the exception."""
-    body: object = getattr(error, "body", None)
-    fields = cast("Mapping[str, Any]", body) if isinstance(body, Mapping) else {"message": str(error)}
-    return json.dumps(fields if "error" in fields else {"error": dict(fields)}, default=str).encode()
 
 
 def _headers(error: Exception) -> Mapping[str, str]:

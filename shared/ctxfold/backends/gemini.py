@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import mimetypes
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, cast
 
 from ctxfold.backends.errors import error_body
-from ctxfold.backends.media import chat_form, media_block, unread
+from ctxfold.backends.media import chat_form, data_url, media_block, unread
 from ctxfold.backends.profile import (
     Profile,
     arguments_object,
@@ -18,6 +18,7 @@ from ctxfold.backends.profile import (
     check_extra,
     function_fields,
     kept_reasoning,
+    sampling,
     thinking_fields,
     tool_choice,
     without_refused,
@@ -25,7 +26,17 @@ from ctxfold.backends.profile import (
 from ctxfold.backends.response_parser import AnswerParser, first_choice, tokens_at
 from ctxfold.history.cuts import NOBODY_ASKED
 from ctxfold.lru import lazy_pattern
-from ctxfold.messages import MediaPart, Message, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, ToolSpec, Usage
+from ctxfold.messages import (
+    MediaPart,
+    Message,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    ToolSpec,
+    Usage,
+)
 from ctxfold.protocols import Chunk, Request, ToolCallDelta, Wire
 from ctxfold.validation import MAX_JSON_DEPTH, as_dict, as_dicts, as_text, strict_text
 
@@ -34,89 +45,63 @@ SIGNATURE = "thoughtSignature"
 # marks of the blocks of other wires
 _FOREIGN = frozenset({"type", "reasoningContent", "toolUse", "citationsContent", "cachePoint"})
 _NATIVE_MEDIA = frozenset({"fileData", "file_data", "inlineData", "inline_data"})  # unless there is a type
-_DATA_URL = lazy_pattern(r"data:(?P<mime>[^;,]{1,127})[^,]{0,127};base64,(?P<data>.*)", re.DOTALL)
 
 
-@dataclass(slots=True)
-class _Round:
-    """The calls of the last model content, and the results that have come for them."""
-
-    calls: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
-    results: list[tuple[int, WirePart]] = field(default_factory=list[tuple[int, WirePart]])
-    media: list[WirePart] = field(default_factory=list[WirePart])
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Projected:
     """A conversation in the form of requests: the parts of the system instruction, and contents of user and model."""
 
     system: list[WirePart] = field(default_factory=list[WirePart])
     contents: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    _round: _Round = field(default_factory=_Round)
-
-    def add_model(self, parts: list[WirePart]) -> None:
-        """Adds a turn of the model; a call may not follow another model content, so that neighbours are one."""
-        self.end_round()
-        if self.contents and self.contents[-1]["role"] == "model":
-            self.contents[-1]["parts"] += parts
-        else:
-            self.contents.append({"role": "model", "parts": parts})
-        for part in self.contents[-1]["parts"]:
-            if "functionCall" in part:
-                call = part["functionCall"]
-                self._round.calls.setdefault(call["id"], (len(self._round.calls), call["name"]))
-
-    def add_user(self, parts: list[WirePart]) -> None:
-        self.end_round()
-        self._round.calls = {}
-        self.contents.append({"role": "user", "parts": parts})
-
-    def add_results(self, message: Message) -> None:
-        """Adds the results of calls; all results of a content's calls stand in one content, in the order of the calls."""
-        for part in message.parts:
-            if isinstance(part, ToolResultPart):
-                place, name = self._round.calls.get(part.call_id, (len(self._round.calls), ""))
-                response = {"error" if part.is_error else "output": part.content}
-                answer = {"id": part.call_id, "name": name or part.name or "unknown", "response": response}
-                self._round.results.append((place, {"functionResponse": answer}))
-            elif isinstance(part, MediaPart):
-                self._round.media.append(media_part(part))
-
-    def end_round(self) -> None:
-        """Writes the results so far, and what they brought along besides text in a content of its own."""
-        results, media = sorted(self._round.results, key=lambda placed: placed[0]), self._round.media
-        if results:
-            self.contents.append({"role": "user", "parts": [part for _, part in results]})
-        if media:
-            self.contents.append({"role": "user", "parts": media})
-        if results or media:
-            self._round = _Round()
 
 
 def project(profile: Profile, messages: Sequence[Message], *, model: str, refused_before: int = 0) -> Projected:
     """Projects messages: leading system messages separate, later ones as the user's; a turn with nothing left is left out."""
     kept = kept_reasoning(profile.reasoning_out, messages, model=model)
-    result = Projected()
-    leading = True
+    result, contents = Projected(), list[dict[str, Any]]()
+    head = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
+    turns: list[tuple[Message, list[WirePart]]] = []
     for index, message in enumerate(messages):
-        leading = leading and message.role == "system"
-        if message.role == "tool":
-            result.add_results(message)
-            continue
         keeps = kept[index] and index >= refused_before
         parts = message_parts(message, reasoning=keeps, placeholder=profile.request.call_placeholder)
-        if not parts:
+        if index < head:
+            result.system.extend(parts)
+        elif parts or message.role == "tool":
+            turns.append((message, parts))
+    for is_round, run in groupby(turns, key=lambda turn: turn[0].role == "tool"):
+        if is_round:
+            contents += round_contents([part for message, _ in run for part in message.parts], contents)
             continue
-        if leading:
-            result.system += parts
-        elif message.role == "assistant":
-            result.add_model(parts)
-        else:
-            result.add_user(parts)
-    result.end_round()
-    if result.contents and result.contents[0]["role"] == "model":
-        result.contents.insert(0, {"role": "user", "parts": [{"text": NOBODY_ASKED}]})
+        for message, parts in run:
+            role = "model" if message.role == "assistant" else "user"
+            # a call may not follow another model content, so that neighbours are one
+            if role == "model" and contents and contents[-1]["role"] == "model":
+                contents[-1]["parts"] += parts
+            else:
+                contents.append({"role": role, "parts": parts})
+    if contents and contents[0]["role"] == "model":
+        contents.insert(0, {"role": "user", "parts": [{"text": NOBODY_ASKED}]})
+    result.contents.extend(contents)
     return result
+
+
+def round_contents(
+    parts: Sequence[Part], contents: Sequence[Mapping[str, Any]], unnamed: str = "unknown"
+) -> list[dict[str, Any]]:
+    """Returns the contents of a round: all results of the last content's calls, in their order, and the media in one of its own."""
+    last = contents[-1]["parts"] if contents and contents[-1]["role"] == "model" else ()
+    calls = [part["functionCall"] for part in last if "functionCall" in part]
+    known = {call["id"]: (place, call["name"]) for place, call in reversed(list(enumerate(calls)))}
+    results: list[tuple[int, WirePart]] = []
+    for part in parts:
+        if isinstance(part, ToolResultPart):
+            place, name = known.get(part.call_id, (len(calls), ""))
+            response = {"error" if part.is_error else "output": part.content}
+            answer = {"id": part.call_id, "name": name or part.name or unnamed, "response": response}
+            results.append((place, {"functionResponse": answer}))
+    ordered = [part for _, part in sorted(results, key=lambda placed: placed[0])]
+    media = [media_part(part) for part in parts if isinstance(part, MediaPart)]
+    return [{"role": "user", "parts": group} for group in (ordered, media) if group]
 
 
 def message_parts(
@@ -192,7 +177,7 @@ def media_part(part: MediaPart) -> WirePart:
 
 
 def _address(url: str, mime: str | None) -> WirePart:
-    inline = _DATA_URL.fullmatch(url)
+    inline = data_url(url)
     if inline is not None:
         return {"inlineData": {"mimeType": inline["mime"], "data": inline["data"]}}
     kind = mime or mimetypes.guess_type(url.partition("?")[0])[0]
@@ -222,13 +207,7 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     if choice is not None:
         named = {"mode": "ANY", "allowedFunctionNames": [choice]}
         body["toolConfig"] = {"functionCallingConfig": {"mode": _MODES[choice]} if choice in _MODES else named}
-    generation: dict[str, Any] = {}
-    if request.max_tokens is not None:
-        generation["maxOutputTokens"] = request.max_tokens
-    if request.temperature is not None:
-        generation["temperature"] = request.temperature
-    if request.stop:
-        generation["stopSequences"] = list(request.stop)
+    generation = sampling(request, "maxOutputTokens", "stopSequences")
     added: list[Mapping[str, Any]] = [{"generationConfig": generation}, profile.request.extra_body]
     if request.tools:
         added.append(profile.request.extra_body_with_tools)
@@ -270,7 +249,6 @@ def tool_body(tool: ToolSpec) -> dict[str, Any]:
 
 WIRE: Wire = "gemini"  # the name under which parts keep what stood beside them
 
-_SIGNATURE = "thoughtSignature"
 _STEP = lazy_pattern(r"\.([^.\[]+)|\[(\d{1,9})\]|\[['\"](.*?)['\"]\]")  # of a JSON path
 _VALUES = ("stringValue", "numberValue", "boolValue")
 _TEXT = frozenset({"text", "thought"})
@@ -351,10 +329,15 @@ class GeminiParser(AnswerParser):
     def _part(self, part: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns the fields of the chunk of a part; None for an empty text that is not signed."""
         text = part.get("text")
-        if part.get(_SIGNATURE) == "":
-            part = {name: value for name, value in part.items() if name != _SIGNATURE}
+        if part.get(SIGNATURE) == "":
+            part = {name: value for name, value in part.items() if name != SIGNATURE}
         if type(text) is not str:
-            return self._call(part) if "functionCall" in part else self._sealed(part)
+            if "functionCall" in part:
+                return self._call(part)
+            if part.keys() <= {*_TEXT, SIGNATURE}:  # nothing, or a text that is none
+                return None
+            self.answered = True  # by a server's own tool, an image, or a part of a kind unknown here, kept as it came
+            return {"sealed": part}
         if text:
             self.answered = True
         thought = part.get("thought")
@@ -362,7 +345,7 @@ class GeminiParser(AnswerParser):
             self._empty_content = self._empty_content or not (text or thought)
             return {"reasoning" if thought else "content": text} if text else None
         if thought:
-            signature = as_text(part.get(_SIGNATURE))
+            signature = as_text(part.get(SIGNATURE))
             return {"reasoning": text, "signature": signature, "own_part": True} if text or signature else None
         extra = {name: value for name, value in part.items() if name not in _TEXT}
         return {"content": text, "text_extra": {WIRE: extra}, "own_part": True}
@@ -386,13 +369,6 @@ class GeminiParser(AnswerParser):
         self._calls += 1
         self.answered = True
         return {"tool_calls": (delta,), "own_part": True}
-
-    def _sealed(self, part: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Keeps a part of a server's own tool, an image, or one of a kind unknown here, as it came."""
-        if part.keys() <= {*_TEXT, _SIGNATURE}:  # nothing, or a text that is none
-            return None
-        self.answered = True
-        return {"sealed": part}
 
     def _ended(self, raw: object, message: str) -> str | None:
         """Returns the normalised finish reason; calls also end with STOP, and a call that was not declared is a call."""

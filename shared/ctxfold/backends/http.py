@@ -16,6 +16,7 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, assert_never, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary, finalize
@@ -54,14 +55,10 @@ class BodyDecoder:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yields the decoded bytes in pieces of at most 64 KiB."""
-        return self._through_layers(data, 0)
-
-    def _through_layers(self, data: bytes, depth: int) -> Iterator[bytes]:
-        if depth == len(self._layers):
-            yield data
-            return
-        for piece in self._layers[depth].feed(data):
-            yield from self._through_layers(piece, depth + 1)
+        pieces: Iterator[bytes] = iter((data,))
+        for layer in self._layers:
+            pieces = chain.from_iterable(map(layer.feed, pieces))
+        return pieces
 
 
 class _Layer:
@@ -253,9 +250,13 @@ class _Base:
         self._new_connection = False
         self._timeout_s = step.timeout_s
 
-    def _timeout(self, step: Open, read_s: float | None) -> httpx.Timeout:
+    def _request(
+        self, client: httpx.Client | httpx.AsyncClient, step: Open, signed: Mapping[str, str], read_s: float | None
+    ) -> httpx.Request:
         connect_s = self._clients.connect_timeout_s
-        return httpx.Timeout(connect=connect_s, read=read_s, write=step.timeout_s, pool=connect_s)
+        timeout = httpx.Timeout(connect=connect_s, read=read_s, write=step.timeout_s, pool=connect_s)
+        headers = {**step.headers, **signed}
+        return client.build_request("POST", step.url, content=step.body, headers=headers, timeout=timeout)
 
     def _note(self, event: str, info: Mapping[str, Any]) -> None:
         if event.endswith((".connect_tcp.started", ".connect_unix_socket.started")):
@@ -311,30 +312,27 @@ class HttpChannel(_Base):
         self._guard: Guard | None = None
 
     def perform(self, step: Step) -> Any:
-        match step:
-            case Read():
-                return self._read(step.timeout_s)
-            case Open():
-                return self._open(step)
-            case Sleep():
-                self.close()
-                return self._retry.sleep(step.seconds)
-            case _:
-                assert_never(step)
+        try:
+            match step:
+                case Read():
+                    return self._read(step.timeout_s)
+                case Open():
+                    return self._open(step)
+                case Sleep():
+                    self.close()
+                    return self._retry.sleep(step.seconds)
+                case _:
+                    assert_never(step)
+        except BackendError as error:
+            return error
 
     def _open(self, step: Open) -> ResponseHead:
         self.close()
         self._start(step)
-        headers = dict(step.headers) if step.sign is None else {**step.headers, **step.sign(step)}
+        signed: Mapping[str, str] = {} if step.sign is None else step.sign(step)
         self._lane = lane = self._clients.take_lane()
         self._guard = guard = Guard(lane.sock)
-        request = lane.client.build_request(
-            "POST",
-            step.url,
-            content=step.body,
-            headers=headers,
-            timeout=self._timeout(step, step.timeout_s),
-        )
+        request = self._request(lane.client, step, signed, step.timeout_s)
         request.extensions["trace"] = self._note
         problem: Exception | None = None
         self._clients.watchdog.arm(guard, step.timeout_s)
@@ -350,8 +348,9 @@ class HttpChannel(_Base):
         if self._response is None:
             assert problem is not None
             raise self._in_head(problem) from problem
-        self._guard = _guarded(self._response)
-        lane.sock = None if self._guard is None else self._guard.sock
+        shared = self._response.http_version == "HTTP/2"
+        lane.sock = None if shared else _own_socket(self._response.extensions.get("network_stream"))
+        self._guard = None if lane.sock is None else Guard(lane.sock)
         self._body = _bodies(self._response)
         return ResponseHead(self._response.status_code, dict(self._response.headers))
 
@@ -402,25 +401,26 @@ class AsyncHttpChannel(_Base):
         self._body: AsyncIterator[bytes] | None = None
 
     async def perform(self, step: Step) -> Any:
-        match step:
-            case Read():
-                return await self._read(step.timeout_s)
-            case Open():
-                return await self._open(step)
-            case Sleep():
-                await self.aclose()
-                return await self._retry.asleep(step.seconds)
-            case _:
-                assert_never(step)
+        try:
+            match step:
+                case Read():
+                    return await self._read(step.timeout_s)
+                case Open():
+                    return await self._open(step)
+                case Sleep():
+                    await self.aclose()
+                    return await self._retry.asleep(step.seconds)
+                case _:
+                    assert_never(step)
+        except BackendError as error:
+            return error
 
     async def _open(self, step: Open) -> ResponseHead:
         await self.aclose()
         self._start(step)
         signed: Mapping[str, str] = {} if step.sign is None else await asyncio.to_thread(step.sign, step)
         client = await self._clients.loop_client()
-        request = client.build_request(
-            "POST", step.url, content=step.body, headers={**step.headers, **signed}, timeout=self._timeout(step, None)
-        )
+        request = self._request(client, step, signed, None)
         request.extensions["trace"] = self._anote
         try:
             async with asyncio.timeout(step.timeout_s):
@@ -515,12 +515,6 @@ async def _adecoded(response: httpx.Response, coding: str) -> AsyncIterator[byte
 _CONNECTED = (".connect_tcp.complete", ".connect_unix_socket.complete", ".start_tls.complete")
 
 
-def _guarded(response: httpx.Response) -> Guard | None:
-    """Returns a guard for the connection's own socket, None when it has none."""
-    sock = None if response.http_version == "HTTP/2" else _own_socket(response.extensions.get("network_stream"))
-    return None if sock is None else Guard(sock)
-
-
 def _own_socket(stream: Any) -> socket.socket | None:
     """Returns the socket of an httpcore stream; None when requests share it (HTTP/2) or a custom transport has none."""
     with contextlib.suppress(AttributeError):
@@ -583,7 +577,8 @@ class Watchdog:
                 now_s = time.monotonic()
                 for guard in [g for g in self._guards if g.deadline_s <= now_s]:
                     self._guards.discard(guard)
-                    _cut(guard)
+                    guard.expired = True  # before the socket is read: `watch` sets it and then looks at this
+                    _shut(guard.sock)
                 if self._guards:
                     quiet_since_s = now_s
                 elif now_s - quiet_since_s >= LINGER_S:
@@ -592,11 +587,6 @@ class Watchdog:
                 # sleeping until a deadline that is gone by then would keep a thread for each model of a program that makes many
                 self._wakes_at_s = min([now_s + LINGER_S, *(g.deadline_s for g in self._guards)])
                 self._changed.wait(max(self._wakes_at_s - time.monotonic(), 0.0))
-
-
-def _cut(guard: Guard) -> None:
-    guard.expired = True  # before the socket is read: `watch` sets it and then looks at this
-    _shut(guard.sock)
 
 
 def _shut(sock: socket.socket | None) -> None:

@@ -26,7 +26,6 @@ from ctxfold.backends.transport import (
     HttpCall,
     Open,
     OpenAnswer,
-    Parser,
     Retry,
     adrive,
     counted_tokens,
@@ -34,7 +33,7 @@ from ctxfold.backends.transport import (
     open_answer,
     whole_reply,
 )
-from ctxfold.errors import BackendError, ConfigError, InvalidTextError
+from ctxfold.errors import ConfigError, InvalidTextError
 from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message, ProviderSummary, ToolSpec
 from ctxfold.protocols import (
@@ -72,25 +71,15 @@ class HttpStream(SyncClosing):
         try:
             if (chunk := self._answer.arrived()) is not None:
                 return chunk
-            if self._answer.flowing:
-                self._read_on(self._answer)
+            if self._answer.flowing:  # most of a stream is plain reads, without the overhead of a flow
+                self._answer.take_in(self._channel.perform(self._answer.next_read))
             chunk = self._answer.arrived() or drive(self._answer.next(), self._channel)
+            if chunk is None:
+                raise StopIteration
+            return chunk
         except BaseException:
             self.close()
             raise
-        if chunk is None:
-            self.close()
-            raise StopIteration
-        return chunk
-
-    def _read_on(self, answer: OpenAnswer) -> None:
-        """Reads once without the overhead of a flow, because most of a stream is plain reads."""
-        try:
-            data: bytes = self._channel.perform(answer.next_read)
-        except BackendError as error:
-            answer.broke_off(error)
-        else:
-            answer.take_in(data)
 
     def close(self) -> None:
         self._answer = None
@@ -114,23 +103,14 @@ class AsyncHttpStream(AsyncClosing):
             if (chunk := self._answer.arrived()) is not None:
                 return chunk
             if self._answer.flowing:
-                await self._read_on(self._answer)
+                self._answer.take_in(await self._channel.perform(self._answer.next_read))
             chunk = self._answer.arrived() or await adrive(self._answer.next(), self._channel)
+            if chunk is None:
+                raise StopAsyncIteration
+            return chunk
         except BaseException:
             await self.aclose()
             raise
-        if chunk is None:
-            await self.aclose()
-            raise StopAsyncIteration
-        return chunk
-
-    async def _read_on(self, answer: OpenAnswer) -> None:
-        try:
-            data: bytes = await self._channel.perform(answer.next_read)
-        except BackendError as error:
-            answer.broke_off(error)
-        else:
-            answer.take_in(data)
 
     async def aclose(self) -> None:
         self._answer = None
@@ -224,7 +204,7 @@ class HttpBackend(BackendDefaults):
         self._clients: Clients | None = None
         self._lock = threading.Lock()
 
-    def _parser(self, profile: Profile, request: Request) -> Parser:
+    def _parser(self, profile: Profile, request: Request) -> AnswerParser:
         """Returns a new parser for one reply."""
         return self._parser_class(profile, hide=self._hide)
 
@@ -422,7 +402,10 @@ class HttpBackend(BackendDefaults):
         return HttpCall(
             profile,
             Open(
-                self._address(resolved.model or self._model, stream=stream)
+                # a model in the path is one segment, whatever characters its name has
+                _for_model(
+                    (self._stream_url if stream else self._url).get_secret_value(), resolved.model or self._model
+                )
                 if rules is None or rules.path is None
                 else self._endpoint_url(rules.path),
                 headers,
@@ -442,10 +425,6 @@ class HttpBackend(BackendDefaults):
     def _headers_for(self, profile: Profile, body: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, str]:
         """Returns the headers that the fields of a body need beside `headers`."""
         return {}
-
-    def _address(self, model: str, *, stream: bool) -> str:
-        """Returns the URL of a request; a model in its path is one segment, whatever characters its name has."""
-        return _for_model((self._stream_url if stream else self._url).get_secret_value(), model)
 
     def _channel(self, request: Request) -> Channel:
         from ctxfold.backends.http import HttpChannel

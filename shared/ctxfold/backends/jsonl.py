@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args
 
 from ctxfold.backends.anthropic import EXTRAS, message_blocks
 from ctxfold.backends.converse import BLOCKS
 from ctxfold.backends.converse import message_blocks as converse_blocks
-from ctxfold.backends.gemini import SIGNATURE, WIRE, media_part, message_parts
+from ctxfold.backends.gemini import SIGNATURE, WIRE, message_parts, round_contents
 from ctxfold.backends.openai_responses import message_items
 from ctxfold.backends.openai_responses_items import CLIENT_TOOLS
 from ctxfold.backends.openai_responses_parse import ResponsesParser
@@ -41,6 +41,7 @@ from ctxfold.validation import as_dict, as_dicts, as_list, as_text, is_a, json_p
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+Row: TypeAlias = Mapping[str, Any]
 _CHAT_ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -48,305 +49,242 @@ _CHAT_ROLES: Mapping[str, Role] = {
     "assistant": "assistant",
     "tool": "tool",
 }
-_CALL_KEYS = frozenset({"id", "type", "function"})
-
-
-def openai_row(message: Message) -> dict[str, Any]:
-    """Returns the message in the shape of chat completions; of several tool results only the first."""
-    row: dict[str, Any] = {"role": message.role, "content": _chat_content(message)}
-    if message.name is not None:
-        row["name"] = message.name
-    if message.reasoning:
-        row["reasoning_content"] = message.reasoning
-    details = [p.details for p in message.parts if isinstance(p, ReasoningPart) and p.details is not None]
-    if details:
-        row["reasoning_details"] = [block for text in details for block in json.loads(text)]
-    if message.tool_calls:
-        row["tool_calls"] = [_call(call) for call in message.tool_calls]
-    if message.tool_results:
-        row["tool_call_id"] = message.tool_results[0].call_id
-    return row
-
-
-def _chat_content(message: Message) -> str | list[Any]:
-    text = message.tool_results[0].content if message.tool_results else message.text
-    media = [part for part in message.parts if isinstance(part, MediaPart)]
-    if not media:
-        return text
-    if message.tool_results:
-        return [{"type": "text", "text": text}, *(json.loads(part.data) for part in media)]
-    return [
-        {"type": "text", "text": part.text} if isinstance(part, TextPart) else json.loads(part.data)
-        for part in message.parts
-        if isinstance(part, TextPart | MediaPart)
-    ]
-
-
-def _call(call: ToolCallPart) -> dict[str, Any]:
-    extra: dict[str, Any] = json.loads(call.extra) if call.extra is not None else {}
-    return {
-        **extra,
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
-
-
-def openai_message(row: Mapping[str, Any], message_id: str) -> Message:
-    """Parses a row; raises MessageError when it is not a message."""
-    role = _CHAT_ROLES.get(as_text(row.get("role")))
-    if role is None:
-        raise UnknownRoleError(f"role {row.get('role')!r}: use {', '.join(_CHAT_ROLES)}")
-    content: object = row.get("content")
-    if content is not None and type(content) not in (str, list):
-        raise MessageError(f"content of a {role} line is neither text nor a list: {str(content)[:80]!r}")
-    if role == "tool":
-        parts = _chat_result(row)
-    else:
-        parts = [*_reasoning(row), *_visible(content), *(_called(call) for call in as_dicts(row.get("tool_calls")))]
-    name = as_text(row.get("name")) or None
-    return Message(message_id, role, tuple(parts), name=name)
-
-
-def _visible(content: object) -> list[Part]:
-    if isinstance(content, str):
-        return [TextPart(content)] if content else []
-    return [_block(block) for block in as_dicts(content)]
-
-
-def _block(block: Mapping[str, Any]) -> Part:
-    kind = as_text(block.get("type"))
-    if kind == "text":
-        return TextPart(as_text(block.get("text")))
-    if kind == "thinking":  # Mistral's
-        return ReasoningPart("".join(as_text(chunk.get("text")) for chunk in as_dicts(block.get("thinking"))))
-    return MediaPart(kind.removesuffix("_url") or "file", json.dumps(block, ensure_ascii=False))
-
-
-def _reasoning(row: Mapping[str, Any]) -> list[Part]:
-    text = as_text(row.get("reasoning_content")) or as_text(row.get("reasoning"))
-    details = as_dicts(row.get("reasoning_details"))
-    if not text and not details:
-        return []
-    return [ReasoningPart(text, None, json.dumps(details, ensure_ascii=False) if details else None)]
-
-
-def _called(call: Mapping[str, Any]) -> ToolCallPart:
-    function = as_dict(call.get("function"))
-    name, arguments = as_text(function.get("name")), function.get("arguments")
-    if not name:
-        raise MessageError(f"a tool call has no name: {json.dumps(call)[:80]}")
-    extra = {key: value for key, value in call.items() if key not in _CALL_KEYS}
-    return ToolCallPart(
-        as_text(call.get("id")),
-        name,
-        arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False),
-        json.dumps(extra, ensure_ascii=False) if extra else None,
-    )
-
-
-def _chat_result(row: Mapping[str, Any]) -> list[Part]:
-    call = as_text(row.get("tool_call_id"))
-    if not call:
-        raise MessageError("a tool line has no tool_call_id: name the call that it answers")
-    parts = _visible(row.get("content"))
-    text = "".join(part.text for part in parts if isinstance(part, TextPart))
-    return [ToolResultPart(call, text), *(part for part in parts if isinstance(part, MediaPart))]
-
-
 _BLOCK_ROLES: Mapping[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
-_ANTHROPIC_MEDIA = frozenset({"audio", "document", "file", "image", "video"})
+_CONTENT_ROLES: Mapping[str, Role] = {"system": "system", "user": "user", "model": "assistant", "function": "tool"}
+_CALL_KEYS = frozenset({"id", "type", "function"})
+_MEDIA = frozenset({"audio", "document", "file", "image", "video"})
 
 
-def anthropic_row(message: Message) -> dict[str, Any]:
-    """Returns the message in the shape of the Messages API; a system prompt keeps its role, unlike in requests."""
-    return {"role": "user" if message.role == "tool" else message.role, "content": message_blocks(message)}
+def _role(row: Row, roles: Mapping[str, Role], default: str = "") -> Role:
+    role = roles.get(as_text(row.get("role")) or default)
+    if role is None:
+        raise UnknownRoleError(f"role {row.get('role')!r}: use {', '.join(roles)}")
+    return role
 
 
-def anthropic_message(row: Mapping[str, Any], message_id: str) -> Message:
-    """Parses a row, tool results as a tool message; raises MessageError when it is not a message."""
-    role, blocks = role_and_blocks(row)
-    if isinstance(blocks, str):
-        return Message(message_id, role, (TextPart(blocks),) if blocks else ())
-    parts = [part for block in blocks for part in _anthropic_parts(block)]
+def _message(message_id: str, role: Role, content: object, read: Callable[[Row], list[Part]]) -> Message:
+    """Returns the message of a content, text or blocks, with tool results as a tool message; raises MessageError for another."""
+    if isinstance(content, str):
+        return Message(message_id, role, (TextPart(content),) if content else ())
+    if not isinstance(content, list):
+        raise MessageError(f"content of a {role} line is neither text nor a list: {str(content)[:80]!r}")
+    parts = [part for block in as_dicts(cast("object", content)) for part in read(block)]
     results = any(isinstance(part, ToolResultPart) for part in parts)
     if results and any(isinstance(part, TextPart) for part in parts):
         raise MessageError("a line holds tool results and text: write two lines, the results first")
     return Message(message_id, "tool" if results else role, tuple(parts))
 
 
-def role_and_blocks(row: Mapping[str, Any]) -> tuple[Role, str | list[dict[str, Any]]]:
-    """Returns the role of a row, and its content, text or blocks; raises MessageError for anything else."""
-    role = _BLOCK_ROLES.get(as_text(row.get("role")))
-    if role is None:
-        raise UnknownRoleError(f"role {row.get('role')!r}: use {', '.join(_BLOCK_ROLES)}")
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _fields(extra: Mapping[str, Any]) -> str | None:
+    return _json(extra) if extra else None
+
+
+# chat completions
+
+
+def openai_row(message: Message) -> dict[str, Any]:
+    """Returns the message in the shape of chat completions; of several tool results only the first."""
+    results = message.tool_results
+    thoughts = (p.details for p in message.parts if isinstance(p, ReasoningPart) and p.details is not None)
+    optional = {
+        "reasoning_content": message.reasoning,
+        "reasoning_details": [block for text in thoughts for block in json.loads(text)],
+        "tool_calls": [_call(call) for call in message.tool_calls],
+    }
+    row: dict[str, Any] = {"role": message.role, "content": _chat_content(message)}
+    row |= {} if message.name is None else {"name": message.name}
+    row |= {name: value for name, value in optional.items() if value}
+    return row | ({"tool_call_id": results[0].call_id} if results else {})
+
+
+def _chat_content(message: Message) -> str | list[Any]:
+    results = message.tool_results
+    text = results[0].content if results else message.text
+    if not any(isinstance(part, MediaPart) for part in message.parts):
+        return text
+    parts = (TextPart(text), *message.parts) if results else message.parts
+    return [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else json.loads(part.data)
+        for part in parts
+        if isinstance(part, TextPart | MediaPart)
+    ]
+
+
+def _call(call: ToolCallPart) -> dict[str, Any]:
+    extra: dict[str, Any] = json.loads(call.extra) if call.extra is not None else {}
+    return {**extra, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def openai_message(row: Row, message_id: str) -> Message:
+    """Parses a row; raises MessageError when it is not a message."""
+    role = _role(row, _CHAT_ROLES)
     content: object = row.get("content")
-    if isinstance(content, str):
-        return role, content
-    if type(content) is not list:
-        raise MessageError(f"content of a {role} line is neither text nor a list: {str(content)[:80]!r}")
-    return role, as_dicts(row["content"])
+    parts = _message(message_id, role, "" if content is None else content, _chat_parts).parts
+    if role == "tool":
+        call = as_text(row.get("tool_call_id"))
+        if not call:
+            raise MessageError("a tool line has no tool_call_id: name the call that it answers")
+        text = "".join(part.text for part in parts if isinstance(part, TextPart))
+        parts = (ToolResultPart(call, text), *(part for part in parts if isinstance(part, MediaPart)))
+    else:
+        thought = as_text(row.get("reasoning_content")) or as_text(row.get("reasoning"))
+        details = as_dicts(row.get("reasoning_details"))
+        reasoning = ReasoningPart(thought, None, _json(details) if details else None)
+        calls = map(_called, as_dicts(row.get("tool_calls")))
+        parts = (*((reasoning,) if thought or details else ()), *parts, *calls)
+    return Message(message_id, role, parts, name=as_text(row.get("name")) or None)
 
 
-def _anthropic_parts(block: Mapping[str, Any]) -> list[Part]:
+def _chat_parts(block: Row) -> list[Part]:
+    kind = as_text(block.get("type"))
+    if kind == "text":
+        return [TextPart(as_text(block.get("text")))]
+    if kind == "thinking":  # Mistral's
+        return [ReasoningPart("".join(as_text(chunk.get("text")) for chunk in as_dicts(block.get("thinking"))))]
+    return [MediaPart(kind.removesuffix("_url") or "file", _json(block))]
+
+
+def _called(call: Row) -> ToolCallPart:
+    function = as_dict(call.get("function"))
+    name, arguments = as_text(function.get("name")), function.get("arguments")
+    if not name:
+        raise MessageError(f"a tool call has no name: {json.dumps(call)[:80]}")
+    text = arguments if isinstance(arguments, str) else _json(arguments or {})
+    extra = {key: value for key, value in call.items() if key not in _CALL_KEYS}
+    return ToolCallPart(as_text(call.get("id")), name, text, _fields(extra))
+
+
+# the Messages API and Converse: a system prompt keeps its role, unlike in requests
+
+
+def anthropic_row(message: Message) -> dict[str, Any]:
+    """Returns the message in the shape of the Messages API."""
+    return {"role": "user" if message.role == "tool" else message.role, "content": message_blocks(message)}
+
+
+def anthropic_message(row: Row, message_id: str) -> Message:
+    """Parses a row, tool results as a tool message; raises MessageError when it is not a message."""
+    return _message(message_id, _role(row, _BLOCK_ROLES), row.get("content"), _anthropic_parts)
+
+
+def _anthropic_parts(block: Row) -> list[Part]:
+    extra = _fields({name: block[name] for name in sorted(EXTRAS) if block.get(name)})
     match as_text(block.get("type")):
         case "text":
-            return [TextPart(as_text(block.get("text")), _extra(block))]
+            return [TextPart(as_text(block.get("text")), extra)]
         case "thinking":
             return [ReasoningPart(as_text(block.get("thinking")), as_text(block.get("signature")) or None)]
         case "tool_use":
-            arguments = json.dumps(as_dict(block.get("input")), ensure_ascii=False)
-            return [ToolCallPart(as_text(block.get("id")), as_text(block.get("name")), arguments, _extra(block))]
+            arguments = _json(as_dict(block.get("input")))
+            return [ToolCallPart(as_text(block.get("id")), as_text(block.get("name")), arguments, extra)]
         case "tool_result":
-            return _anthropic_result(block)
-        case kind if kind in _ANTHROPIC_MEDIA:
-            return [MediaPart(kind, json.dumps(block, ensure_ascii=False))]
+            content: object = block.get("content")
+            inner = as_dicts(content)
+            text = content if isinstance(content, str) else "".join(as_text(b.get("text")) for b in inner)
+            media = [MediaPart(b["type"], _json(b)) for b in inner if b.get("type") in _MEDIA]
+            failed = block.get("is_error") is True
+            return [ToolResultPart(as_text(block.get("tool_use_id")), text, None, failed), *media]
+        case kind if kind in _MEDIA:
+            return [MediaPart(kind, _json(block))]
         case _:  # a block that only the provider can read
-            return [ReasoningPart("", None, json.dumps([block], ensure_ascii=False))]
-
-
-def _extra(block: Mapping[str, Any]) -> str | None:
-    fields = {name: block[name] for name in sorted(EXTRAS) if block.get(name)}
-    return json.dumps(fields, ensure_ascii=False) if fields else None
-
-
-def _anthropic_result(block: Mapping[str, Any]) -> list[Part]:
-    content: object = block.get("content")
-    inner = as_dicts(content)
-    text = content if isinstance(content, str) else "".join(as_text(b.get("text")) for b in inner)
-    media = [
-        MediaPart(as_text(b["type"]), json.dumps(b, ensure_ascii=False))
-        for b in inner
-        if b.get("type") in _ANTHROPIC_MEDIA
-    ]
-    result = ToolResultPart(as_text(block.get("tool_use_id")), text, None, block.get("is_error") is True)
-    return [result, *media]
-
-
-_CONVERSE_MEDIA = frozenset({"audio", "document", "image", "video"})
+            return [ReasoningPart("", None, _json([block]))]
 
 
 def converse_row(message: Message) -> dict[str, Any]:
-    """Returns the message in the shape of the Converse API; a system prompt keeps its role, unlike in requests."""
+    """Returns the message in the shape of the Converse API."""
     role = "user" if message.role == "tool" else message.role
     return {"role": role, "content": converse_blocks(message, load_profile("bedrock"))}
 
 
-def converse_message(row: Mapping[str, Any], message_id: str) -> Message:
+def converse_message(row: Row, message_id: str) -> Message:
     """Parses a row, tool results as a tool message; raises MessageError when it is not a message."""
-    role, blocks = role_and_blocks(row)
-    if isinstance(blocks, str):
-        return Message(message_id, role, (TextPart(blocks),) if blocks else ())
-    results = [] if role == "assistant" else [block for block in blocks if "toolResult" in block]
-    if results and len(results) < len(blocks):
-        raise MessageError("a line holds tool results and other blocks: write two lines, the results first")
-    parts = [part for block in blocks for part in (_converse_result(block) if results else [_converse_part(block)])]
-    return Message(message_id, "tool" if results else role, tuple(parts))
+    role = _role(row, _BLOCK_ROLES)
+    # results in a reply are those of tools that the service ran itself
+    return _message(message_id, role, row.get("content"), partial(_converse_parts, sealed=role == "assistant"))
 
 
-def _converse_part(block: Mapping[str, Any]) -> Part:
+def _converse_parts(block: Row, *, sealed: bool = False) -> list[Part]:
     match block:
         case {"text": str(text)}:
-            return TextPart(text)
+            return [TextPart(text)]
         case {"reasoningContent": {"reasoningText": dict()}}:
             reasoning = as_dict(block["reasoningContent"]["reasoningText"])
-            return ReasoningPart(as_text(reasoning.get("text")), as_text(reasoning.get("signature")) or None)
+            return [ReasoningPart(as_text(reasoning.get("text")), as_text(reasoning.get("signature")) or None)]
         case {"toolUse": dict()} if "type" not in block["toolUse"]:
             call = as_dict(block["toolUse"])
-            arguments = json.dumps(as_dict(call.get("input")), ensure_ascii=False)
-            return ToolCallPart(as_text(call.get("toolUseId")), as_text(call.get("name")), arguments)
+            arguments = _json(as_dict(call.get("input")))
+            return [ToolCallPart(as_text(call.get("toolUseId")), as_text(call.get("name")), arguments)]
+        case {"toolResult": result} if not sealed:
+            result, inner = as_dict(result), as_dicts(as_dict(result).get("content"))
+            text = "".join(_json(b["json"]) if "json" in b else as_text(b.get("text")) for b in inner)
+            failed = result.get("status") == "error"
+            media = [part for b in inner if not _MEDIA.isdisjoint(b) for part in _converse_parts(b)]
+            return [ToolResultPart(as_text(result.get("toolUseId")), text, None, failed), *media]
         case _:
-            kind = next((name for name in block if name in _CONVERSE_MEDIA), None)
-            data = json.dumps(dict(block), ensure_ascii=False)
+            kind = next((name for name in block if name in _MEDIA), None)
             # what is left is a block that only the service can read
-            return ReasoningPart("", None, f"[{data}]") if kind is None else MediaPart(kind, data)
+            return [ReasoningPart("", None, _json([block])) if kind is None else MediaPart(kind, _json(block))]
 
 
-def _converse_result(block: Mapping[str, Any]) -> list[Part]:
-    result = as_dict(block["toolResult"])
-    inner = as_dicts(result.get("content"))
-    text = "".join(json.dumps(b["json"], ensure_ascii=False) if "json" in b else as_text(b.get("text")) for b in inner)
-    media = [_converse_part(b) for b in inner if not _CONVERSE_MEDIA.isdisjoint(b)]
-    return [ToolResultPart(as_text(result.get("toolUseId")), text, None, result.get("status") == "error"), *media]
-
-
-_CONTENT_ROLES: Mapping[str, Role] = {"system": "system", "user": "user", "model": "assistant", "function": "tool"}
+# generateContent
 
 
 def gemini_row(message: Message) -> dict[str, Any]:
     """Returns the message as a content; a system prompt keeps its role, unlike in requests."""
-    if message.role != "tool":
-        return {"role": "model" if message.role == "assistant" else message.role, "parts": message_parts(message)}
-    parts: list[dict[str, Any]] = []
-    for part in message.parts:
-        if isinstance(part, ToolResultPart):
-            response = {"error" if part.is_error else "output": part.content}
-            parts.append({"functionResponse": {"id": part.call_id, "name": part.name or "", "response": response}})
-        elif isinstance(part, MediaPart):
-            parts.append(media_part(part))
-    return {"role": "user", "parts": parts}
+    if message.role == "tool":
+        contents = round_contents(message.parts, (), unnamed="")
+        return {"role": "user", "parts": [part for content in contents for part in content["parts"]]}
+    return {"role": "model" if message.role == "assistant" else message.role, "parts": message_parts(message)}
 
 
-def gemini_message(row: Mapping[str, Any], message_id: str) -> Message:
+def gemini_message(row: Row, message_id: str) -> Message:
     """Parses a content, function responses as a tool message; raises MessageError when it is not a message."""
-    role = _CONTENT_ROLES.get(as_text(row.get("role")) or "user")
-    if role is None:
-        raise UnknownRoleError(f"role {row.get('role')!r}: use {', '.join(_CONTENT_ROLES)}")
-    content: object = row.get("parts")
-    if type(content) is not list:
+    role, content = _role(row, _CONTENT_ROLES, "user"), row.get("parts")
+    if not isinstance(content, list):
         raise MessageError(f"parts of a {role} line are not a list: {str(content)[:80]!r}")
-    names: Counter[str] = Counter()
-    parts = [_gemini_part(part, names) for part in as_dicts(row["parts"])]
-    results = any(isinstance(part, ToolResultPart) for part in parts)
-    if results and any(isinstance(part, TextPart) for part in parts):
-        raise MessageError("a line holds function responses and text: write two lines, the responses first")
-    return Message(message_id, "tool" if results else role, tuple(parts))
+    return _message(message_id, role, cast("object", content), partial(_gemini_parts, names=Counter()))
 
 
-def _gemini_part(part: Mapping[str, Any], names: Counter[str]) -> Part:
+def _gemini_parts(part: Row, *, names: Counter[str]) -> list[Part]:
     text, signature = part.get("text"), as_text(part.get(SIGNATURE)) or None
     if isinstance(text, str):
-        if part.get("thought"):
-            return ReasoningPart(text, signature)
-        return TextPart(text, _extra_fields(part, "text", "thought"))
+        extra = _beside(part, "text", "thought")
+        return [ReasoningPart(text, signature) if part.get("thought") else TextPart(text, extra)]
     if "functionCall" in part:
         call = as_dict(part["functionCall"])
-        arguments = json.dumps(call.get("args") or {}, ensure_ascii=False)
-        return ToolCallPart(
-            _call_id(call, names), as_text(call.get("name")), arguments, _extra_fields(part, "functionCall")
-        )
+        arguments, extra = _json(call.get("args") or {}), _beside(part, "functionCall")
+        return [ToolCallPart(_call_id(call, names), as_text(call.get("name")), arguments, extra)]
     if "functionResponse" in part:
         answer = as_dict(part["functionResponse"])
-        return _gemini_result(answer, _call_id(answer, names))
+        response, name = as_dict(answer.get("response")), as_text(answer.get("name")) or None
+        key = next(iter(response), "")
+        plain = len(response) == 1 and key in ("output", "error") and isinstance(response[key], str)
+        text = response[key] if plain else _json(response)
+        return [ToolResultPart(_call_id(answer, names), text, name, plain and key == "error")]
     for name in ("inlineData", "fileData"):
         if name in part:
-            return MediaPart(_kind(as_dict(part[name])), json.dumps(part, ensure_ascii=False))
-    return ReasoningPart("", None, json.dumps([part], ensure_ascii=False))
+            kind = as_text(as_dict(part[name]).get("mimeType")).partition("/")[0]
+            return [MediaPart(kind if kind in ("audio", "image", "video") else "file", _json(part))]
+    return [ReasoningPart("", None, _json([part]))]
 
 
-def _call_id(body: Mapping[str, Any], names: Counter[str]) -> str:
+def _call_id(body: Row, names: Counter[str]) -> str:
     """Returns the id of a call or of its response, which the service may leave out: both then go by name and order."""
     name = as_text(body.get("name")) or "call"
     names[name] += 1
     return as_text(body.get("id")) or (name if names[name] == 1 else f"{name}_{names[name]}")
 
 
-def _extra_fields(part: Mapping[str, Any], *names: str) -> str | None:
+def _beside(part: Row, *names: str) -> str | None:
     extra = {name: value for name, value in part.items() if name not in names}
-    return json.dumps({WIRE: extra}, ensure_ascii=False) if extra else None
+    return _fields({WIRE: extra} if extra else {})
 
 
-def _gemini_result(answer: Mapping[str, Any], call_id: str) -> ToolResultPart:
-    response, name = as_dict(answer.get("response")), as_text(answer.get("name")) or None
-    for key in ("output", "error"):
-        if list(response) == [key] and isinstance(response[key], str):
-            return ToolResultPart(call_id, response[key], name, key == "error")
-    return ToolResultPart(call_id, json.dumps(response, ensure_ascii=False), name)
-
-
-def _kind(media: Mapping[str, Any]) -> str:
-    kind = as_text(media.get("mimeType")).partition("/")[0]
-    return kind if kind in ("audio", "image", "video") else "file"
+# the Responses API: items, several of them as an output
 
 
 _ITEM_ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user"}
@@ -372,10 +310,14 @@ def is_responses_row(row: Mapping[str, Any]) -> bool:
 def responses_message(row: Mapping[str, Any], message_id: str) -> Message:
     """Parses an output or one item, a result as a tool message; raises MessageError when it is neither."""
     if row.get("type") == "function_call_output":
-        return Message(message_id, "tool", _item_result(row))
+        output: object = row.get("output")
+        parts = [part for block in as_dicts(output) for part in _item_parts(block)]
+        text = output if isinstance(output, str) else "".join(p.text for p in parts if isinstance(p, TextPart))
+        media = (part for part in parts if isinstance(part, MediaPart))
+        return Message(message_id, "tool", (ToolResultPart(as_text(row.get("call_id")), text), *media))
     role = as_text(row.get("role"))
     if role in _ITEM_ROLES:
-        return Message(message_id, _ITEM_ROLES[role], _item_content(row.get("content"), role))
+        return _message(message_id, _ITEM_ROLES[role], row.get("content"), _item_parts)
     if role == "assistant" or row.get("type") in _ITEMS:
         return Message(message_id, "assistant", _replied([row], message_id))
     if not isinstance(row.get("output"), list):
@@ -391,7 +333,7 @@ def _replied(items: Sequence[Mapping[str, Any]], message_id: str) -> tuple[Part,
     return tuple(parts)
 
 
-def _plain(item: Mapping[str, Any]) -> Part | None:
+def _plain(item: Row) -> Part | None:
     """Returns the text or the call of an item that has nothing else, None for another item."""
     if item.keys() <= _PLAIN_CALL and item.get("type") == "function_call":
         return ToolCallPart(as_text(item.get("call_id")), as_text(item.get("name")), as_text(item.get("arguments")))
@@ -412,27 +354,11 @@ def _parsed(items: Sequence[Mapping[str, Any]], message_id: str) -> tuple[Part, 
         raise MessageError(f"an item of the line cannot be read: {error}") from None
 
 
-def _item_content(content: object, role: str) -> tuple[Part, ...]:
-    if isinstance(content, str):
-        return (TextPart(content),) if content else ()
-    if not isinstance(content, list):
-        raise MessageError(f"content of a {role} line is neither text nor a list: {str(content)[:80]!r}")
-    return tuple(_item_part(part) for part in as_dicts(cast("object", content)))
-
-
-def _item_part(part: Mapping[str, Any]) -> Part:
+def _item_parts(part: Row) -> list[Part]:
     kind = as_text(part.get("type"))
     if kind in ("input_text", "output_text", "text"):
-        return TextPart(as_text(part.get("text")))
-    return MediaPart(kind.removeprefix("input_"), json.dumps(part, ensure_ascii=False))
-
-
-def _item_result(row: Mapping[str, Any]) -> tuple[Part, ...]:
-    output: object = row.get("output")
-    parts = [_item_part(part) for part in as_dicts(output)]
-    text = output if isinstance(output, str) else "".join(p.text for p in parts if isinstance(p, TextPart))
-    media = [part for part in parts if isinstance(part, MediaPart)]
-    return (ToolResultPart(as_text(row.get("call_id")), text), *media)
+        return [TextPart(as_text(part.get("text")))]
+    return [MediaPart(kind.removeprefix("input_"), _json(part))]
 
 
 KEY = "ctxfold"
@@ -445,25 +371,19 @@ _NAME_KEYS = frozenset(
     {"block_type", "created_at", "date", "id", "model", "name", "object", "role", "status", "timestamp", "type"}
 )
 _DATA_CHARS = 128  # no name and no digest is longer
-_WRITERS: Mapping[str, Callable[[Message], dict[str, Any]]] = {
-    "anthropic_messages": anthropic_row,
-    "bedrock_converse": converse_row,
-    "gemini": gemini_row,
-    "openai_chat": openai_row,
-    "openai_responses": responses_row,
-}
-_READERS: Mapping[str, Callable[[Mapping[str, Any], str], Message]] = {
-    "anthropic_messages": anthropic_message,
-    "bedrock_converse": converse_message,
-    "gemini": gemini_message,
-    "openai_chat": openai_message,
-    "openai_responses": responses_message,
+_WIRES: Mapping[str, tuple[Callable[[Message], dict[str, Any]], Callable[[Row, str], Message]]] = {
+    "anthropic_messages": (anthropic_row, anthropic_message),
+    "bedrock_converse": (converse_row, converse_message),
+    "gemini": (gemini_row, gemini_message),
+    "openai_chat": (openai_row, openai_message),
+    "openai_responses": (responses_row, responses_message),
 }
 
 
 def to_line(message: Message, wire: str) -> str:
     """Returns the message as one line without its newline; `from_line` restores the same message."""
-    row = _WRITERS[wire](message)
+    write, read = _WIRES[wire]
+    row = write(message)
     extra_fields: dict[str, Any] = {"id": message.id, "wire": wire}
     if message.kind != "message":
         extra_fields["kind"] = message.kind
@@ -472,7 +392,7 @@ def to_line(message: Message, wire: str) -> str:
             extra_fields[name] = getattr(message, name)
     if message.usage is not None:
         extra_fields["usage"] = asdict(message.usage)
-    native = _READERS[wire](row, message.id)
+    native = read(row, message.id)
     if native.role != message.role:
         extra_fields["role"] = message.role
     if native.name != message.name:
@@ -496,13 +416,11 @@ def from_line(line: str, wire: str, new_id: Callable[[], str]) -> Message:
     row = cast("dict[str, Any]", value)
     extra_fields = _object(row.pop(KEY, {}), KEY)
     default = "openai_chat" if wire == "gemini" else wire  # a content of Gemini has parts, which its shape shows
-    reader = _READERS.get(str(extra_fields.get("wire") or _shape(row) or default))
-    if reader is None:
-        raise MessageError(
-            f"the line was written for {extra_fields['wire']!r}: use one of {', '.join(sorted(_READERS))}"
-        )
+    named = str(extra_fields.get("wire") or _shape(row) or default)
+    if named not in _WIRES:
+        raise MessageError(f"the line was written for {named!r}: use one of {', '.join(_WIRES)}")
     identity = extra_fields.get("id")
-    message = reader(row, identity if isinstance(identity, str) and identity else new_id())
+    message = _WIRES[named][1](row, identity if isinstance(identity, str) and identity else new_id())
     try:
         message = validated(_completed(message, extra_fields))
     except (TypeError, ValueError) as error:
@@ -562,11 +480,8 @@ def _shape(row: Mapping[str, Any]) -> str | None:
 
 
 def _completed(message: Message, extra_fields: Mapping[str, Any]) -> Message:
-    role, kind, usage = (
-        extra_fields.get("role", message.role),
-        extra_fields.get("kind", "message"),
-        extra_fields.get("usage"),
-    )
+    """Returns the message with the fields that stood in the extra object."""
+    role, kind = extra_fields.get("role", message.role), extra_fields.get("kind", "message")
     if role not in get_args(Role) or kind not in get_args(MessageKind):
         raise MessageError(f"role {role!r} or kind {kind!r} is not known")
     if extra_fields.get("visibility", "user") not in get_args(Visibility):
@@ -574,18 +489,13 @@ def _completed(message: Message, extra_fields: Mapping[str, Any]) -> Message:
     for name in ("name", "model", "finish_reason"):
         if not isinstance(extra_fields.get(name, ""), str):
             raise MessageError(f"{name} is not text: {extra_fields[name]!r}")
-    return replace(
-        message,
-        role=role,
-        kind=kind,
-        name=extra_fields.get("name", message.name),
-        model=extra_fields.get("model"),
-        finish_reason=extra_fields.get("finish_reason"),
-        visibility=extra_fields.get("visibility"),
-        preserve_reasoning=extra_fields.get("preserve_reasoning"),
-        usage=None if usage is None else Usage(**_object(usage, "usage")),
-        parts=_parts().validate_python(extra_fields["parts"]) if "parts" in extra_fields else message.parts,
-    )
+    names = ("role", "kind", "name", "model", "finish_reason", "visibility", "preserve_reasoning")
+    given = {name: extra_fields[name] for name in names if name in extra_fields}
+    if extra_fields.get("usage") is not None:
+        given["usage"] = Usage(**_object(extra_fields["usage"], "usage"))
+    if "parts" in extra_fields:
+        given["parts"] = _parts().validate_python(extra_fields["parts"])
+    return replace(message, **given)
 
 
 def _object(value: object, name: str) -> dict[str, Any]:

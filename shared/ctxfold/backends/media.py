@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+from ctxfold.lru import lazy_pattern
 from ctxfold.messages import MediaPart
 
 Block = dict[str, Any]
@@ -21,12 +23,18 @@ DOCUMENT_FORMATS: Mapping[str, str] = {
     "text/markdown": "md",
     "text/plain": "txt",
 }
+_DATA_URL = lazy_pattern(r"data:(?P<mime>[^;,]{1,127})[^,]{0,127};base64,(?P<data>.*)", re.DOTALL)
 _MIMES = {name: mime for mime, name in DOCUMENT_FORMATS.items()}
 
 
 def media_block(part: MediaPart) -> Block:
     """Returns the media as their framework or provider gave them."""
     return cast("Block", json.loads(part.data))
+
+
+def data_url(url: str) -> re.Match[str] | None:
+    """Returns the match of a base64 data URL with its groups `mime` and `data`; None for another URL."""
+    return _DATA_URL.fullmatch(url)
 
 
 def unread(part: MediaPart) -> str:

@@ -22,7 +22,8 @@ from ctxfold.backends.profile import (
     function_fields,
     json_lines,
     kept_reasoning,
-    thinking_fields,
+    sampling,
+    settings,
     tool_choice,
     without_refused,
 )
@@ -50,18 +51,8 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     body["stream"] = stream
     if stream and rules.include_usage:
         body["stream_options"] = {"include_usage": True}
-    if request.max_tokens is not None:
-        body[rules.max_tokens_field] = request.max_tokens
-    if request.temperature is not None:
-        body["temperature"] = request.temperature
-    if request.stop:
-        body["stop"] = list(request.stop)
-    body |= rules.extra_body
-    if request.tools:
-        body |= rules.extra_body_with_tools
-    if profile.cache.key_field is not None and request.cache_key is not None:
-        body[profile.cache.key_field] = request.cache_key
-    body |= thinking_fields(profile, request.thinking)
+    body |= sampling(request, rules.max_tokens_field, "stop")
+    body |= settings(profile, request, with_tools=bool(request.tools))
     body |= request.extra
     return without_refused(profile, body, request.thinking)
 
@@ -127,7 +118,10 @@ def project(
             case "assistant":
                 rows.append(_assistant(profile, message, model=model))
             case "tool":
-                rows.extend(_results(message, rules))
+                rows += [
+                    {"role": "tool", "tool_call_id": _call_id(result.call_id, rules), "content": result.content}
+                    for result in message.tool_results
+                ]
             case _:
                 assert_never(message.role)
         leading = False
@@ -260,18 +254,14 @@ def _calls(profile: Profile, message: Message, *, model: str) -> list[dict[str, 
     """Returns the calls with the fields that their provider added; they are sent to that provider only."""
     rules = profile.request
     own = message.model in (None, model)
-    extras = [_fields(call) for call in message.tool_calls]
+    # what another wire keeps beside a call stands under its name
+    kept: list[dict[str, Any]] = [json.loads(call.extra or "{}") for call in message.tool_calls]
+    extras = [{name: value for name, value in fields.items() if name not in WIRES} for fields in kept]
     if not own:
         extras = [{name: value for name, value in e.items() if name in rules.call_extra} for e in extras]
     if rules.call_placeholder is not None and not any(extras):
         extras[0] = rules.call_placeholder
     return [_call(call, extra, rules) for call, extra in zip(message.tool_calls, extras, strict=True)]
-
-
-def _fields(call: ToolCallPart) -> dict[str, Any]:
-    """Returns what came beside a call on this wire; what another wire keeps there stands under its name."""
-    extra: dict[str, Any] = json.loads(call.extra) if call.extra is not None else {}
-    return {name: value for name, value in extra.items() if name not in WIRES}
 
 
 def _call(call: ToolCallPart, extra: Mapping[str, Any], rules: RequestRules) -> dict[str, Any]:
@@ -283,13 +273,6 @@ def _call_id(original: str, rules: RequestRules) -> str:
     if not rules.short_call_ids or re.fullmatch("[a-zA-Z0-9]{9}", original):
         return original
     return hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:9]
-
-
-def _results(message: Message, rules: RequestRules) -> list[dict[str, Any]]:
-    return [
-        {"role": "tool", "tool_call_id": _call_id(result.call_id, rules), "content": result.content}
-        for result in message.tool_results
-    ]
 
 
 class TagSplitter:
@@ -306,7 +289,7 @@ class TagSplitter:
     def feed(self, text: str) -> tuple[str, str]:
         """Returns what this text adds to reasoning and to content."""
         text = self._pending + text
-        if self._may_repeat and self._repeated(text):
+        if self._may_repeat and text.lstrip().startswith(self._opening):
             text = text.lstrip().removeprefix(self._opening)
             self._may_repeat = False
         pieces: tuple[list[str], list[str]] = ([], [])
@@ -333,9 +316,6 @@ class TagSplitter:
         """Returns the suffix that was held back, which is not a tag after all."""
         pending, self._pending = self._pending, ""
         return (pending, "") if self._open else ("", pending)
-
-    def _repeated(self, text: str) -> bool:
-        return text.lstrip().startswith(self._opening)
 
 
 def _overlap(text: str, tag: str) -> int:
@@ -392,18 +372,18 @@ class ChatParser(AnswerParser):
         self.answered = True
         inner = block.get("thinking")
         if block.get("type") == "thinking" and isinstance(inner, list):
-            chunks = [self._thought(part, body) for part in as_dicts(cast("object", inner))]
+            chunks = [
+                Chunk(reasoning=part["text"], raw=body)
+                if isinstance(part.get("text"), str)
+                else Chunk(sealed={"type": "thinking", "thinking": [part]}, raw=body)
+                for part in as_dicts(cast("object", inner))
+            ]
             signature = as_text(block.get("signature"))
             return [*chunks, Chunk(signature=signature, raw=body)] if signature else chunks
         if not isinstance(block.get("text"), str):
             return [Chunk(sealed=block, raw=body)]
         reasoning, content = self._tags.feed(block["text"]) if self._tags is not None else ("", block["text"])
         return [Chunk(reasoning=reasoning, content=content, raw=body)]
-
-    def _thought(self, part: Mapping[str, Any], body: Mapping[str, Any]) -> Chunk:
-        if isinstance(part.get("text"), str):
-            return Chunk(reasoning=part["text"], raw=body)
-        return Chunk(sealed={"type": "thinking", "thinking": [part]}, raw=body)
 
     def _chunk(self, body: Mapping[str, Any], choice: Mapping[str, Any], delta: Mapping[str, Any]) -> Chunk | None:
         """Translates one payload, without the blocks of its content; None when it carries nothing."""

@@ -26,7 +26,8 @@ from ctxfold.backends.profile import (
     json_lines,
     kept_reasoning,
     provider_summary,
-    thinking_fields,
+    sampling,
+    settings,
     tool_choice,
     without_refused,
 )
@@ -45,7 +46,11 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     """Returns the JSON body of a request; raises ConfigError when the profile does not support it."""
     check_extra(request, _RESERVED)
     stored = not request.compact and any(request.extra.get(name) is not None for name in _STORED)
-    messages = _since_last_reply(request.messages) if stored else request.messages
+    messages = request.messages
+    if stored:  # the leading system prompts, which the service does not carry over, and what follows the last reply
+        last = max((i for i, m in enumerate(messages) if m.role == "assistant"), default=-1)
+        leading = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
+        messages = [*messages[:leading], *messages[max(leading, last + 1) :]]
     refused = 0 if stored else request.refused_before
     store = not request.compact and request.extra.get("store") is True
     earlier = request.messages if stored else ()
@@ -65,25 +70,9 @@ def request_body(profile: Profile, request: Request, *, model: str, stream: bool
     body["stream"] = stream
     body["store"] = False
     body["include"] = list(dict.fromkeys([INCLUDE, *_listed(request.extra.get("include"))]))
-    if request.max_tokens is not None:
-        body["max_output_tokens"] = request.max_tokens
-    if request.temperature is not None:
-        body["temperature"] = request.temperature
-    body |= profile.request.extra_body
-    if tools:
-        body |= profile.request.extra_body_with_tools
-    if profile.cache.key_field is not None and request.cache_key is not None:
-        body[profile.cache.key_field] = request.cache_key
-    body |= thinking_fields(profile, request.thinking)
+    body |= sampling(request, "max_output_tokens") | settings(profile, request, with_tools=bool(tools))
     body |= {name: value for name, value in request.extra.items() if name not in ("include", "tools")}
     return without_refused(profile, body, request.thinking)
-
-
-def _since_last_reply(messages: Sequence[Message]) -> list[Message]:
-    """Returns the leading system prompts, which the service does not carry over, and what follows the last reply."""
-    last = max((i for i, m in enumerate(messages) if m.role == "assistant"), default=-1)
-    leading = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
-    return [*messages[:leading], *messages[max(leading, last + 1) :]]
 
 
 def _listed(value: object) -> list[Any]:
@@ -165,19 +154,15 @@ def _for_model(message: Message, model: str, *, keeps: bool, refused: bool) -> M
     if message.role != "assistant":
         return message
     if message.finish_reason == "aborted":
-        message = _up_to_its_words(message)
+        # without the reasoning at its end, whose item never came: the service refuses it alone
+        last = max((i for i, p in enumerate(message.parts) if isinstance(p, TextPart | ToolCallPart)), default=-1)
+        told = (p for i, p in enumerate(message.parts) if i < last or not isinstance(p, ReasoningPart))
+        message = replace(message, parts=tuple(told))
     if message.model in (None, model):
         kept = message if keeps and not refused else message.without_reasoning()
         return kept if not refused else replace(kept, parts=tuple(_unbound(part) for part in kept.parts))
     parts = tuple(replace(p, extra=None) if isinstance(p, TextPart | ToolCallPart) else p for p in message.parts)
     return replace(message, parts=parts).without_reasoning()
-
-
-def _up_to_its_words(message: Message) -> Message:
-    """Returns a reply that broke off without the reasoning at its end, whose item never came: the service refuses it alone."""
-    last_content = max((i for i, p in enumerate(message.parts) if isinstance(p, TextPart | ToolCallPart)), default=-1)
-    kept = (p for i, p in enumerate(message.parts) if i < last_content or not isinstance(p, ReasoningPart))
-    return replace(message, parts=tuple(kept))
 
 
 def _unbound(part: Part) -> Part:
@@ -268,7 +253,13 @@ def _entries(message: Message, *, wrapped: bool, store: bool) -> Iterator[_Entry
                 if last is not None:
                     yield last
                     last = None
-                yield from (_Entry(item) for item in sealed_items(part.details) if _readable(item, store=store))
+                # a service that does not store reasoning cannot find it by its id alone
+                items = (
+                    i
+                    for i in sealed_items(part.details)
+                    if store or i.get("type") != "reasoning" or i.get("encrypted_content") or i.get("content")
+                )
+                yield from map(_Entry, items)
                 continue
             case _:  # media that a model made are among its items; opaque parts are never sent
                 continue
@@ -277,13 +268,6 @@ def _entries(message: Message, *, wrapped: bool, store: bool) -> Iterator[_Entry
         last = entry if entry.whole is not None or entry.bare is not None else None
     if last is not None:
         yield last
-
-
-def _readable(item: Item, *, store: bool) -> bool:
-    """Returns False for reasoning that came by its id alone: a service that does not store it cannot find it."""
-    if item.get("type") != "reasoning" or store:
-        return True
-    return bool(item.get("encrypted_content") or item.get("content"))
 
 
 def _text_entry(part: TextPart, fields: Mapping[str, Any]) -> _Entry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ctxfold.backends.errors import error_body
@@ -73,26 +74,19 @@ class ResponsesParser(AnswerParser):
         self._reasoning_id: str | None = None
         self._called = False
         self._callers: dict[str, int] = {}
-        self._handlers: Mapping[str, Callable[[Mapping[str, Any]], list[Chunk]]] = {
-            "response.created": self._noted,
-            "response.output_item.added": self._added,
+        self._handlers: dict[str, Callable[[Mapping[str, Any]], list[Chunk]]] = {
             "response.output_item.done": self._done,
-            "response.output_text.delta": self._text_delta,
             "response.content_part.done": self._part_done,
-            "response.refusal.delta": self._refusal_delta,
-            "response.function_call_arguments.delta": self._arguments_delta,
-            "response.reasoning_summary_text.delta": self._summary_delta,
-            "response.reasoning_text.delta": self._raw_delta,
-            "response.output_text.done": lambda body: self._beyond(body, "message", "text", self._text_delta),
-            "response.refusal.done": lambda body: self._beyond(body, "message", "refusal", self._refusal_delta),
-            "response.function_call_arguments.done": lambda body: self._beyond(
-                body, "function_call", "arguments", self._arguments_delta
-            ),
-            "response.reasoning_summary_text.done": lambda body: self._beyond(
-                body, "reasoning", "text", self._summary_delta
-            ),
-            "response.reasoning_text.done": lambda body: self._beyond(body, "reasoning", "text", self._raw_delta),
         }
+        for name, kind, field_name, added in (
+            ("output_text", "message", "text", self._text_delta),
+            ("refusal", "message", "refusal", self._refusal_delta),
+            ("function_call_arguments", "function_call", "arguments", self._arguments_delta),
+            ("reasoning_summary_text", "reasoning", "text", partial(self._reasoning_delta, source="summary")),
+            ("reasoning_text", "reasoning", "text", partial(self._reasoning_delta, source="content")),
+        ):
+            self._handlers[f"response.{name}.delta"] = added
+            self._handlers[f"response.{name}.done"] = partial(self._beyond, kind=kind, name=field_name, added=added)
 
     def close(self) -> list[Chunk]:
         """Returns the remaining chunks at the end of the body; of a reply that broke off, also those that were held."""
@@ -105,6 +99,11 @@ class ResponsesParser(AnswerParser):
         handler = self._handlers.get(kind)
         if handler is not None:
             return handler(body)
+        if kind == "response.created":
+            self._model = as_text(as_dict(body.get("response")).get("model")) or self._model
+        if kind == "response.output_item.added":
+            item = self._opened(body, as_dict(body.get("item")))
+            return self._released(item, self._start_chunks(item, body)) if item is not None else []
         if kind in _TERMINAL:
             return self._terminal(as_dict(body.get("response")), kind.partition(".")[2])
         if kind == "error" or (body.get("error") and not kind.startswith("response.")):
@@ -112,15 +111,7 @@ class ResponsesParser(AnswerParser):
             self._failed(nested or error_body(body) or body)
         return []
 
-    def _noted(self, body: Mapping[str, Any]) -> list[Chunk]:
-        self._model = as_text(as_dict(body.get("response")).get("model")) or self._model
-        return []
-
     # items
-
-    def _added(self, body: Mapping[str, Any]) -> list[Chunk]:
-        item = self._opened(body, as_dict(body.get("item")))
-        return self._released(item, self._start_chunks(item, body)) if item is not None else []
 
     def _opened(self, body: Mapping[str, Any], start: Mapping[str, Any]) -> _OpenItem | None:
         """Returns a new item; None for one that was added before. Some servers give several items one id."""
@@ -343,17 +334,12 @@ class ResponsesParser(AnswerParser):
 
     # reasoning
 
-    def _summary_delta(self, body: Mapping[str, Any]) -> list[Chunk]:
-        return self._reasoning_delta(body, "summary", body.get("summary_index"))
-
-    def _raw_delta(self, body: Mapping[str, Any]) -> list[Chunk]:
-        return self._reasoning_delta(body, "content", body.get("content_index"))
-
-    def _reasoning_delta(self, body: Mapping[str, Any], source: str, place: object) -> list[Chunk]:
+    def _reasoning_delta(self, body: Mapping[str, Any], *, source: str) -> list[Chunk]:
         """Returns a piece of reasoning: of the summary or of the raw text, whichever an item began with."""
         item, text = self._item(body, "reasoning"), as_text(body.get("delta"))
         if item is None or not text or item.reasoned_by not in ("", source):
             return []
+        place = body.get(f"{source}_index")
         number = place if isinstance(place, int) else 0
         gap = _GAP if source == "summary" and item.texts and number not in item.texts else ""
         item.reasoned_by = source
@@ -470,7 +456,11 @@ def _assembled(item: _OpenItem, status: str) -> Item:
         final["status"] = status
     match item.kind:
         case "message":
-            final["content"] = [_assembled_part(item, place) for place in sorted({*item.texts, *item.parts})]
+            parts: list[Item] = []
+            for place in sorted({*item.texts, *item.parts}):
+                part = item.parts.get(place, {"type": "output_text", "annotations": []})
+                parts.append({**part, "refusal" if part.get("type") == "refusal" else "text": item.text_so_far(place)})
+            final["content"] = parts
         case "function_call":
             final["arguments"] = item.text_so_far(0)
         case "reasoning":
@@ -481,9 +471,3 @@ def _assembled(item: _OpenItem, status: str) -> Item:
         case _:
             pass
     return final
-
-
-def _assembled_part(item: _OpenItem, place: int) -> Item:
-    part = dict(item.parts.get(place, {"type": "output_text", "annotations": []}))
-    name = "refusal" if part.get("type") == "refusal" else "text"
-    return {**part, name: item.text_so_far(place)}

@@ -253,7 +253,7 @@ class Profile(_Row):
         if wire not in self.wires:
             wire_names = ", ".join((self.wire, *self.wires))
             raise ConfigError(f"provider {self.name!r} speaks {wire_names}, and not {wire}: use one of these wires")
-        own = {**self.model_dump(exclude_unset=True), **_WIRE_DEFAULTS.get(wire, {}), **self.wires[wire]}
+        own = {**self.model_dump(exclude_unset=True), **common_rules().wires.get(wire, {}), **self.wires[wire]}
         return _checked({**own, "wire": wire, "wires": {}}, self.name)
 
     def for_model(self, model: str | None) -> Profile:
@@ -275,12 +275,19 @@ class Profile(_Row):
 
 
 class CommonRules(_Row):
-    """The rules of all profiles: error rules that are tried after the profile's own, finish reasons, retryable kinds."""
+    """The rules of all profiles: error rules that are tried after the profile's own, finish reasons, retryable kinds.
+
+    `advice` ends the message of an error by its kind. `client_errors` has the kind of an exception by the name of its class, which
+    the clients in use share (openai, anthropic, httpx, requests, Python itself). `wires` has fields that a wire sets by default.
+    """
 
     error_rules: tuple[ErrorRule, ...]
     finish: dict[str, str]
     finish_error_kind: dict[str, str]
     retryable: frozenset[str]
+    advice: dict[str, str]
+    client_errors: dict[str, str]
+    wires: dict[str, dict[str, Any]]
 
 
 @cache
@@ -334,34 +341,9 @@ def _from_file(path: Path) -> Profile:
     return _checked(cast("dict[str, Any]", row), str(path))
 
 
-_WIRE_DEFAULTS: Mapping[str, dict[str, Any]] = {
-    "openai_responses": {
-        "path": "/responses",
-        "reasoning_out": {"keep": "all", "same_model_only": True, "optional": True},
-        "request": {"system_role": "developer", "malformed_arguments": "as_received"},
-        "thinking": {
-            "on": {"reasoning": {"summary": "auto"}},
-            "off": {"reasoning": {"effort": "none"}},
-            "effort": {
-                name: {"reasoning": {"effort": effort, "summary": "auto"}}
-                for name, effort in (
-                    ("minimal", "minimal"),
-                    ("low", "low"),
-                    ("medium", "medium"),
-                    ("high", "high"),
-                    ("xhigh", "xhigh"),
-                    ("max", "xhigh"),
-                )
-            },
-            "drops": ("temperature", "top_p"),
-        },
-    }
-}
-
-
 def _checked(row: dict[str, Any], source: str) -> Profile:
     try:
-        return Profile.model_validate({**_WIRE_DEFAULTS.get(str(row.get("wire")), {}), **row})
+        return Profile.model_validate({**common_rules().wires.get(str(row.get("wire")), {}), **row})
     except ValidationError as error:
         problems = error.errors(include_input=False, include_url=False)
         first = problems[0]
@@ -457,6 +439,20 @@ def tool_choice(profile: Profile, request: Request) -> str | None:
     return choice
 
 
+def sampling(request: Request, limit: str | None = None, stop: str | None = None) -> dict[str, Any]:
+    """Returns the request's maximum of tokens, temperature and stop sequences, under the names that the wire has for them."""
+    fields = {limit: request.max_tokens, "temperature": request.temperature, stop: list(request.stop) or None}
+    return {name: value for name, value in fields.items() if name is not None and value is not None}
+
+
+def settings(profile: Profile, request: Request, *, with_tools: bool) -> dict[str, Any]:
+    """Returns the fields that the profile adds to a body: its own, those beside tools, the cache key and those of thinking."""
+    rules, key_field = profile.request, profile.cache.key_field
+    keyed = {} if key_field is None or request.cache_key is None else {key_field: request.cache_key}
+    beside_tools = rules.extra_body_with_tools if with_tools else {}
+    return {**rules.extra_body, **beside_tools, **keyed, **thinking_fields(profile, request.thinking)}
+
+
 def function_fields(tool: ToolSpec, schema_field: str) -> dict[str, Any]:
     """Returns the name, the description if any, and the schema of a tool; one without parameters has an empty object."""
     about = {"description": tool.description} if tool.description else {}
@@ -503,22 +499,19 @@ def provider_summary(
 def kept_reasoning(
     rules: ReasoningOut, messages: Sequence[Message], *, model: str, unbound_before: int = 0
 ) -> list[bool]:
-    """Returns for each message whether its reasoning is sent back. Before index `unbound_before` it has lost its prefix."""
-    start = max((i for i, m in enumerate(messages) if is_question(m)), default=-1)
-    return [
-        _keeps(rules, message, model=model, in_round=index > start, bound=index >= unbound_before)
-        for index, message in enumerate(messages)
-    ]
-
-
-def _keeps(rules: ReasoningOut, message: Message, *, model: str, in_round: bool, bound: bool) -> bool:
-    """Returns True when the reasoning of a turn is sent back, as the message itself says, else the profile.
+    """Returns for each message whether its reasoning is sent back, as the message itself says, else the profile.
 
     Reasoning that the provider would refuse is never sent: that of another model when the profile demands its own, and reasoning
-    that has lost its prefix. Beside tool calls the profile decides, because some providers demand reasoning there.
+    that has lost its prefix, before index `unbound_before`. Beside tool calls the profile decides, because some providers demand
+    reasoning there.
     """
-    keeps = {"none": False, "all": True, "current_round": in_round, "tool_rounds": bool(message.tool_calls)}[rules.keep]
-    if message.preserve_reasoning is not None and not (message.tool_calls and keeps):
-        keeps = message.preserve_reasoning
-    foreign = rules.same_model_only and message.model not in (None, model)
-    return keeps and not foreign and (bound or not rules.prefix_bound)
+    start = max((i for i, m in enumerate(messages) if is_question(m)), default=-1)
+    kept: list[bool] = []
+    for index, message in enumerate(messages):
+        calls = bool(message.tool_calls)
+        keeps = {"none": False, "all": True, "current_round": index > start, "tool_rounds": calls}[rules.keep]
+        if message.preserve_reasoning is not None and not (calls and keeps):
+            keeps = message.preserve_reasoning
+        foreign = rules.same_model_only and message.model not in (None, model)
+        kept.append(keeps and not foreign and (index >= unbound_before or not rules.prefix_bound))
+    return kept

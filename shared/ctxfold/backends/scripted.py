@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, cast
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ctxfold.backends.base import BackendDefaults, BaseBackend
 from ctxfold.backends.profile import common_rules
@@ -100,6 +101,10 @@ class _Outcome:
     error: BackendError | None
     cut_after: int | None
 
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
 
 class ChaosBackend(BackendDefaults):
     """Wraps a backend and makes calls fail. Call number n of a seed always has the same outcome, also in concurrent use.
@@ -150,50 +155,42 @@ class ChaosBackend(BackendDefaults):
         return capabilities_of(self._inner)
 
     def send(self, request: Request) -> Reply:
-        outcome = self._meet()
+        outcome = self._outcome()
+        time.sleep(outcome.delay_s)
+        outcome.check()
         reply = self._inner.send(request)
         if outcome.cut_after is not None:
             raise _cut()
         return reply
 
     async def asend(self, request: Request) -> Reply:
-        outcome = await self._ameet()
+        outcome = self._outcome()
+        await asyncio.sleep(outcome.delay_s)
+        outcome.check()
         reply = await self._inner.asend(request)
         if outcome.cut_after is not None:
             raise _cut()
         return reply
 
     def open_stream(self, request: Request) -> ChunkStream:
-        outcome = self._meet()
+        outcome = self._outcome()
+        time.sleep(outcome.delay_s)
+        outcome.check()
         stream = self._inner.open_stream(request)
         return stream if outcome.cut_after is None else _CutStream(stream, outcome.cut_after)
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        outcome = await self._ameet()
+        outcome = self._outcome()
+        await asyncio.sleep(outcome.delay_s)
+        outcome.check()
         stream = await self._inner.aopen_stream(request)
-        return stream if outcome.cut_after is None else _AsyncCutStream(stream, outcome.cut_after)
+        return stream if outcome.cut_after is None else _CutStream(stream, outcome.cut_after)
 
     def close(self) -> None:
         self._inner.close()
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-    def _meet(self) -> _Outcome:
-        outcome = self._outcome()
-        if outcome.delay_s:
-            time.sleep(outcome.delay_s)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome
-
-    async def _ameet(self) -> _Outcome:
-        outcome = self._outcome()
-        if outcome.delay_s:
-            await asyncio.sleep(outcome.delay_s)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome
 
     def _outcome(self) -> _Outcome:
         with self._lock:
@@ -214,38 +211,31 @@ class ChaosBackend(BackendDefaults):
 
 
 class _CutStream:
-    """A stream that ends with an error after some chunks."""
+    """A stream, for sync or async readers as its inner one, that ends with an error after some chunks."""
 
-    def __init__(self, inner: ChunkStream, after: int) -> None:
+    def __init__(self, inner: Any, after: int) -> None:
         self._inner = inner
-        self._after = after
+        self._left = after
 
     def __iter__(self) -> Iterator[Chunk]:
-        for number, chunk in enumerate(self._inner):
-            if number >= self._after or chunk.finish_reason is not None:
+        yield from takewhile(self._passes, self._inner)
+        self.close()
+        raise _cut()
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        async for chunk in self._inner:
+            if not self._passes(chunk):
                 break
             yield chunk
-        self._inner.close()
+        await self.aclose()
         raise _cut()
+
+    def _passes(self, chunk: Chunk) -> bool:
+        self._left -= 1
+        return self._left >= 0 and chunk.finish_reason is None
 
     def close(self) -> None:
         self._inner.close()
-
-
-class _AsyncCutStream:
-    def __init__(self, inner: AsyncChunkStream, after: int) -> None:
-        self._inner = inner
-        self._after = after
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        number = 0
-        async for chunk in self._inner:
-            if number >= self._after or chunk.finish_reason is not None:
-                break
-            number += 1
-            yield chunk
-        await self._inner.aclose()
-        raise _cut()
 
     async def aclose(self) -> None:
         await self._inner.aclose()

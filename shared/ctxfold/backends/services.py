@@ -24,7 +24,8 @@ from ctxfold.backends.http_backend import HttpBackend
 from ctxfold.backends.openai_responses_items import Item
 from ctxfold.backends.openai_responses_parse import ResponsesParser
 from ctxfold.backends.profile import Profile, counter_for, load_profile
-from ctxfold.backends.transport import Open, Parser
+from ctxfold.backends.response_parser import AnswerParser
+from ctxfold.backends.transport import Open
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Ids, Reply, Request, Wire
@@ -47,7 +48,7 @@ class OpenAIChatBackend(HttpBackend):
         """Returns the messages in the form of requests, with reasoning only where the profile asks for it."""
         return openai_chat.project(self._profile_for(model), messages, model=model or self.model)
 
-    def _parser(self, profile: Profile, request: Request) -> Parser:
+    def _parser(self, profile: Profile, request: Request) -> AnswerParser:
         return openai_chat.ChatParser(profile, thinking=request.thinking is not False, hide=self._hide)
 
 
@@ -82,7 +83,7 @@ class OpenAIResponsesBackend(HttpBackend):
         text_tokens = sum(MESSAGE_OVERHEAD_TOKENS + counter.count(_item_text(item)) for item in items[:-1])
         return items, sealed + text_tokens
 
-    def _parser(self, profile: Profile, request: Request) -> Parser:
+    def _parser(self, profile: Profile, request: Request) -> AnswerParser:
         return ResponsesParser(profile, limit=request.max_tokens, hide=self._hide)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ctxfold.backends.errors import http_failure, plain_failure, retry_after_s
 from ctxfold.backends.profile import Profile
+from ctxfold.backends.response_parser import AnswerParser
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.protocols import Chunk, Reply
 from ctxfold.stream import Fold
@@ -91,7 +92,7 @@ Steps: TypeAlias = Generator[Step, Any, T]
 
 
 class Channel(Protocol):
-    """Performs steps on one connection at a time; BackendError is thrown back into the flow."""
+    """Performs steps on one connection at a time, and returns the result of each, or the BackendError that it ended with."""
 
     def perform(self, step: Step) -> Any: ...
 
@@ -108,27 +109,13 @@ class DroppedError(BackendError):
     """The peer closed a connection that had served before, and nothing of this answer had arrived."""
 
 
-class Parser(Protocol):
-    """Parses the answers of one wire: bytes in, chunks out; `error` is raised once the chunks before it are taken."""
-
-    error: BackendError | None
-    done: bool
-
-    @property
-    def complete(self) -> bool: ...
-
-    def feed(self, data: bytes) -> list[Chunk]: ...
-
-    def close(self) -> list[Chunk]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class HttpCall:
     """Holds a request with everything that is needed to send it, also a second time."""
 
     profile: Profile
     open: Open
-    parser: Callable[[], Parser]
+    parser: Callable[[], AnswerParser]
     idle_timeout_s: float
     retry: Retry
     hide: Callable[[str], str]
@@ -152,6 +139,13 @@ class OpenAnswer:
         self._drained = False
         self.started = False
 
+    def begin(self) -> Steps[None]:
+        """Waits for the first event; raises the failure of an answer that has none."""
+        while not self.started and not self._ended:
+            yield from self.wait()
+        if not self.started and self._parser.error is not None:
+            raise self._parser.error
+
     def arrived(self) -> Chunk | None:
         """Returns the next chunk if it has arrived already, else None."""
         return self._chunks.popleft() if self._chunks else None
@@ -168,30 +162,23 @@ class OpenAnswer:
     def wait(self) -> Steps[None]:
         """Takes in the next bytes. Until the first event one deadline holds, afterwards each pause has its own."""
         read = self.next_read if self.started else Read(max(self._deadline_s - self._call.now_s(), 0.0))
-        try:
-            data: bytes = yield read
-        except BackendError as error:
-            self.broke_off(error)
-        else:
-            self.take_in(data)
+        self.take_in((yield read))
 
-    def take_in(self, data: bytes) -> None:
-        """Takes the next bytes of the body; b"" is its end."""
+    def take_in(self, data: bytes | BackendError) -> None:
+        """Takes the next bytes of the body; b"" is its end, and an error that of a body that broke off."""
         parser = self._parser
+        if isinstance(data, BackendError):
+            if not parser.complete:
+                parser.error = data
+                self._ended = self._drained = True
+                return
+            data = b""  # an answer with a finish reason lacks only its epilogue, and is complete
         if data:
             self._take(parser.feed(data))
         else:
             self._drained = True
             self._take(parser.close())
         self._ended = not data or parser.done or parser.error is not None
-
-    def broke_off(self, error: BackendError) -> None:
-        """Handles a body that broke off. An answer with a finish reason lacks only its epilogue, and is complete."""
-        if self._parser.complete:
-            self.take_in(b"")
-        else:
-            self._parser.error = error
-            self._ended = self._drained = True
 
     def _take(self, chunks: list[Chunk]) -> None:
         self._chunks.extend(map(self._call.classify, chunks))
@@ -203,24 +190,13 @@ class OpenAnswer:
             raise self._parser.error
         deadline = self._call.now_s() + DRAIN_S
         while not self._drained:  # a body read to its end leaves a connection that can be used again
-            try:
-                self._drained = not (yield Read(max(deadline - self._call.now_s(), 0.001)))
-            except BackendError:
-                self._drained = True  # the answer is complete: only the connection is lost
+            data: bytes | BackendError = yield Read(max(deadline - self._call.now_s(), 0.001))
+            self._drained = not data or isinstance(data, BackendError)  # which loses the connection alone
 
     @property
     def flowing(self) -> bool:
         """Returns True when only reading remains."""
         return self.started and not self._ended
-
-    @property
-    def pending(self) -> bool:
-        """Returns True while the first event has not arrived and may still arrive."""
-        return not self.started and not self._ended
-
-    @property
-    def failed_early(self) -> BackendError | None:
-        return None if self.started else self._parser.error
 
 
 def _retried(once: Callable[[HttpCall], Steps[T]]) -> Callable[[HttpCall], Steps[T]]:
@@ -264,10 +240,7 @@ def open_answer(call: HttpCall) -> Steps[OpenAnswer]:
 
 def _opened(call: HttpCall) -> Steps[OpenAnswer]:
     answer = OpenAnswer(call, (yield from _accepted(call)))
-    while answer.pending:
-        yield from answer.wait()
-    if answer.failed_early is not None:
-        raise answer.failed_early
+    yield from answer.begin()
     return answer
 
 
@@ -286,7 +259,9 @@ def counted_tokens(call: HttpCall) -> Steps[int]:
 def _accepted(call: HttpCall) -> Steps[float]:
     """Sends the request and returns the deadline of its answer; raises BackendError for a status that is no success."""
     deadline_s = call.now_s() + call.open.timeout_s
-    head: ResponseHead = yield call.open
+    head: ResponseHead | BackendError = yield call.open
+    if isinstance(head, BackendError):
+        raise head
     if 200 <= head.status < 300:
         return deadline_s
     body = yield from _error_body(call, deadline_s)
@@ -298,12 +273,9 @@ def _accepted(call: HttpCall) -> Steps[float]:
 def _error_body(call: HttpCall, deadline_s: float) -> Steps[bytes]:
     body = bytearray()
     while len(body) < MAX_ERROR_BYTES:
-        try:
-            data: bytes = yield Read(max(deadline_s - call.now_s(), 0.0))
-        except BackendError:
+        data: bytes | BackendError = yield Read(max(deadline_s - call.now_s(), 0.0))
+        if not data or isinstance(data, BackendError):
             break  # the status alone is worth more than how its body broke off
-        if not data:
-            break
         body += data
     return bytes(body)
 
@@ -313,12 +285,7 @@ def drive(steps: Steps[T], channel: Channel) -> T:
     try:
         step = next(steps)
         while True:
-            try:
-                result = channel.perform(step)
-            except BackendError as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(result)
+            step = steps.send(channel.perform(step))
     except StopIteration as stop:
         value: T = stop.value
         return value
@@ -334,12 +301,7 @@ async def adrive(steps: Steps[T], channel: AsyncChannel) -> T:
     try:
         step = next(steps)
         while True:
-            try:
-                result = await channel.perform(step)
-            except BackendError as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(result)
+            step = steps.send(await channel.perform(step))
     except StopIteration as stop:
         value: T = stop.value
         return value

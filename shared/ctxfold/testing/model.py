@@ -48,9 +48,10 @@ def reply(body: Body, *, count: Callable[[str], int], room: int | None, thinking
     if forced:
         names = ", ".join(call.name for call in forced)
         return Scripted(tool_calls=forced, reasoning=f"The request asks for {names}." if thinking else "")
-    shape = _shape(body)
-    if shape is not None:
-        text = json.dumps(minimal(shape), ensure_ascii=False)
+    form = as_mapping(body.get("response_format"))
+    if form.get("type") in ("json_schema", "json_object"):
+        shape = as_mapping(form.get("json_schema") if form["type"] == "json_schema" else None)
+        text = json.dumps(minimal(as_mapping(shape.get("schema")) or {"type": "object"}), ensure_ascii=False)
         return Scripted(content=text, reasoning="The request asks for JSON of that shape." if thinking else "")
     text, why = _text(messages, limit=limit, room=room, count=count)
     cut = _fit(text, limit, count) if limit else text
@@ -119,39 +120,29 @@ def to_summarise(messages: Sequence[Message]) -> list[str] | None:
     ):
         texts = [lookup.content_text(one.get("content")) for one in messages[1:]]
         return [sentence for text in texts for sentence in _material(text)]
-    if not _SUMMARISE.search(last[:_INSTRUCTION_CHARS]) or _is_plain_question(last):
+    # a question about a summary, such as `What did the summary say?`, is no order to write one
+    asks = re.match(r"(?:what|who|when|where|which|why|how|did|does|is|was|are|were)\b", last.strip(), re.I)
+    if not _SUMMARISE.search(last[:_INSTRUCTION_CHARS]) or (asks and "\n" not in last.strip()):
         return None
     if not _ABOVE.search(last) and (material := _material(last, instructed=True)):
         return material
-    earlier = (one for one in _meant(messages[:-1], last) if one.get("role") not in ("system", "developer"))
-    return [sentence for one in earlier for sentence in lookup.message_sentences(one)]
-
-
-def _meant(messages: Sequence[Message], instruction: str) -> Sequence[Message]:
-    """Returns the messages of the span whose ends the instruction names by how they begin; all messages where it names none."""
-    start, end = (_place(messages, match) if match else None for match in (s.search(instruction) for s in _ENDS))
-    return messages[start or 0 : end]
+    # the ends of the span by how its messages begin, where the instruction names them
+    start, end = (_place(messages[:-1], match) if match else None for match in (s.search(last) for s in _ENDS))
+    meant = (one for one in messages[:-1][start or 0 : end] if one.get("role") not in ("system", "developer"))
+    return [sentence for one in meant for sentence in lookup.message_sentences(one)]
 
 
 def _place(messages: Sequence[Message], match: re.Match[str]) -> int | None:
     """Returns the position of the message whose beginning an instruction quotes."""
     quoted = json.loads(match["quote"])
-    places = [i for i, one in enumerate(messages) if _beginning(one).startswith(quoted)]
+    places: list[int] = []
+    for index, message in enumerate(messages):
+        calls = [as_mapping(call.get("function")) for call in as_list(message.get("tool_calls"))]
+        named = "; ".join(f"{call.get('name')} {call.get('arguments')}" for call in calls)
+        if " ".join((lookup.content_text(message.get("content")) or named).split()).startswith(quoted):
+            places.append(index)
     number = int(match["number"] or 1)
     return places[number - 1] if number <= len(places) else None
-
-
-def _beginning(message: Message) -> str:
-    calls = [as_mapping(call.get("function")) for call in as_list(message.get("tool_calls"))]
-    named = "; ".join(f"{call.get('name')} {call.get('arguments')}" for call in calls)
-    return " ".join((lookup.content_text(message.get("content")) or named).split())
-
-
-def _is_plain_question(text: str) -> bool:
-    """Returns True for a question about a summary, such as `What did the summary say?`, which is no order to write one."""
-    bare = text.strip()
-    asks = re.match(r"(?:what|who|when|where|which|why|how|did|does|is|was|are|were)\b", bare, re.I)
-    return bool(asks) and "\n" not in bare
 
 
 def _material(text: str, *, instructed: bool = False) -> list[str]:
@@ -208,14 +199,6 @@ def _asked_calls(messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sc
         if match.group(1) in known:
             calls.append(ScriptedCall(match.group(1), text[match.end() : end]))
     return tuple(calls)
-
-
-def _shape(body: Body) -> Mapping[str, Any] | None:
-    """Returns the JSON schema that the reply must have."""
-    response_format = as_mapping(body.get("response_format"))
-    if response_format.get("type") == "json_schema":
-        return as_mapping(as_mapping(response_format.get("json_schema")).get("schema")) or {"type": "object"}
-    return {"type": "object"} if response_format.get("type") == "json_object" else None
 
 
 def _fit(text: str, limit: int, count: Callable[[str], int]) -> str:

@@ -166,29 +166,20 @@ def _wrong(entry: object) -> str | None:
     """Returns the fault of an entry, worded to follow its number; None when it can be played."""
     match entry:
         case Scripted():
-            texts = (
-                entry.content,
-                entry.reasoning,
-                *(x for c in entry.tool_calls if is_a(c, ScriptedCall) for x in (c.name, c.arguments)),
-            )
-            calls = [call for call in entry.tool_calls if not is_a(call, ScriptedCall)]
-            if calls:
-                return f"has {kind_of(calls[0])} among its tool_calls: give ScriptedCall(name, arguments)"
-            strange = [text for text in texts if not is_a(text, str)]
-            return (
-                f"has {kind_of(strange[0])} where text is needed: give content, reasoning and arguments as text"
-                if strange
-                else None
-            )
+            for call in entry.tool_calls:
+                if not is_a(call, ScriptedCall):
+                    return f"has {kind_of(call)} among its tool_calls: give ScriptedCall(name, arguments)"
+            called = (text for call in entry.tool_calls for text in (call.name, call.arguments))
+            for text in (entry.content, entry.reasoning, *called):
+                if not is_a(text, str):
+                    return f"has {kind_of(text)} where text is needed: give content, reasoning and arguments as text"
+            return None
         case RawReply():
-            frames = [frame for frame in entry.frames if not is_a(frame, bytes)]
-            if frames:
-                return f"has {kind_of(frames[0])} among its frames: give bytes"
-            return (
-                None
-                if entry.then in ("eof", "abort", "hang")
-                else f"ends with {entry.then!r}: use 'eof', 'abort' or 'hang'"
-            )
+            for frame in entry.frames:
+                if not is_a(frame, bytes):
+                    return f"has {kind_of(frame)} among its frames: give bytes"
+            known = entry.then in ("eof", "abort", "hang")
+            return None if known else f"ends with {entry.then!r}: use 'eof', 'abort' or 'hang'"
         case ErrorReply():
             sendable = is_a(entry.status, int) and is_a(entry.body, (str, Mapping))
             return None if sendable else "has a status that is no number, or a body that is neither a mapping nor text"

@@ -300,6 +300,14 @@ class ServedWire(ABC):
     def frames(self, completion: Completion, api_request: ApiRequest) -> Iterator[bytes]:
         """Yields the frames of a streamed reply; the last one goes out together with the end of the body."""
 
+    def overflow(self, window: int, prompt_tokens: int, reply_tokens: int) -> str:
+        """Returns the words for a request beyond the window; those of OpenAI unless the format has its own."""
+        return (
+            f"This model's maximum context length is {window} tokens. However, you requested "
+            f"{prompt_tokens + reply_tokens} tokens ({prompt_tokens} in the messages, {reply_tokens} "
+            "in the completion). Please reduce the length of the messages or completion."
+        )
+
     def error(self, error: ErrorReply) -> ErrorReply:
         """Returns an error in the format's own shape."""
         return error

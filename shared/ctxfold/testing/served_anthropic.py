@@ -40,10 +40,6 @@ Block = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 MAX_MARKS = 4
 COUNT_PATH = "/messages/count_tokens"
-_OVERFLOW = re.compile(
-    r"maximum context length is (?P<limit>\d+) tokens.*?\((?P<prompt>\d+) in the messages, (?P<reply>\d+) in the completion\)",
-    re.DOTALL,
-)
 _REJECTED = "invalid_request_error"
 _TYPES = {
     400: _REJECTED,
@@ -154,28 +150,24 @@ class Messages(ServedWire):
         yield _event("message_delta", delta=finish, usage=counted)
         yield _event("message_stop")
 
+    def overflow(self, window: int, prompt_tokens: int, reply_tokens: int) -> str:
+        if prompt_tokens > window:
+            return f"prompt is too long: {prompt_tokens} tokens > {window} maximum"
+        return (
+            f"input length and `max_tokens` exceed context limit: {prompt_tokens} + {reply_tokens} > {window}, "
+            "decrease input length or `max_tokens` and try again"
+        )
+
     def error(self, error: ErrorReply) -> ErrorReply:
         body = as_mapping(error.body)
         inner = as_mapping(body.get("error"))
         if not inner or body.get("type") == "error":
             return error
         message, kind = str(inner.get("message") or ""), inner.get("type")
-        overflow = _OVERFLOW.search(message)
-        if overflow is not None:
-            message = _too_long(*(int(overflow[name]) for name in ("limit", "prompt", "reply")))
         # a script's own type stays, except for the one that it has when it names none
         if kind not in _TYPES.values() or kind == _REJECTED:
             kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else _REJECTED)
         return ErrorReply(error.status, {"type": "error", "error": {"type": kind, "message": message}}, error.headers)
-
-
-def _too_long(limit: int, prompt: int, reply: int) -> str:
-    if prompt > limit:
-        return f"prompt is too long: {prompt} tokens > {limit} maximum"
-    return (
-        f"input length and `max_tokens` exceed context limit: {prompt} + {reply} > {limit}, "
-        "decrease input length or `max_tokens` and try again"
-    )
 
 
 # replies

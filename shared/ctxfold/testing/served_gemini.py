@@ -36,7 +36,6 @@ from ctxfold.validation import read_json
 
 _PATH = re.compile(r"/models/([^/]+):(generateContent|streamGenerateContent)$")
 _PLACEHOLDER = base64.b64encode(b"skip_thought_signature_validator").decode()
-_OVERFLOW = re.compile(r"maximum context length is (\d+) tokens.*?requested (\d+) tokens", re.DOTALL)
 _STATUS = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -68,7 +67,7 @@ class GenerateContent(ServedWire):
         model, method = _named(api_request)
         generation = as_mapping(api_request.body.get("generationConfig"))
         tools = as_mappings(api_request.body.get("tools"))
-        declared = [_tool(one) for tool in tools for one in as_mappings(tool.get("functionDeclarations"))]
+        declared = [one for tool in tools for one in as_mappings(tool.get("functionDeclarations"))]
         calling = as_mapping(as_mapping(api_request.body.get("toolConfig")).get("functionCallingConfig"))
         named = as_list(calling.get("allowedFunctionNames")) if calling.get("mode") in _CHOICES else []
         schema = generation.get("responseJsonSchema")
@@ -78,7 +77,8 @@ class GenerateContent(ServedWire):
             model=model,
             messages=_messages(api_request.body),
             stream=method == "streamGenerateContent",
-            tools=declared or None,
+            tools=[chat_tool(one, one.get("parametersJsonSchema", one.get("parameters", {}))) for one in declared]
+            or None,
             max_tokens=generation.get("maxOutputTokens"),
             tool_choice=chat_choice(named[0]) if named else _CHOICES.get(str(calling.get("mode"))),
             response_format=form if is_json else None,
@@ -108,16 +108,16 @@ class GenerateContent(ServedWire):
         signed = {"thoughtSignature": signature("gemini", reply.reasoning)} if reply.reasoning and not calls else {}
         yield _event(_reply(completion, [{"text": "", **signed}], finish))
 
+    def overflow(self, window: int, prompt_tokens: int, reply_tokens: int) -> str:
+        requested = prompt_tokens + reply_tokens
+        return f"The input token count ({requested}) exceeds the maximum number of tokens allowed ({window})."
+
     def error(self, error: ErrorReply) -> ErrorReply:
         body = as_mapping(error.body)
         inner = as_mapping(body.get("error"))
         if not inner or "status" in inner:
             return error
         message = str(inner.get("message") or "")
-        overflow = _OVERFLOW.search(message)
-        if overflow is not None:
-            limit, requested = overflow.groups()
-            message = f"The input token count ({requested}) exceeds the maximum number of tokens allowed ({limit})."
         fields = {"code": error.status, "message": message, "status": _STATUS.get(error.status, "INTERNAL")}
         return ErrorReply(error.status, {"error": fields}, error.headers)
 
@@ -125,10 +125,6 @@ class GenerateContent(ServedWire):
 def _named(api_request: ApiRequest) -> tuple[str, str]:
     match = _PATH.search(api_request.path)
     return (unquote(match[1]), match[2]) if match is not None else ("", "")
-
-
-def _tool(declared: Mapping[str, Any]) -> dict[str, Any]:
-    return chat_tool(declared, declared.get("parametersJsonSchema", declared.get("parameters", {})))
 
 
 def _messages(body: Body) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from ctxfold.lru import LruCache
@@ -17,34 +18,30 @@ Item = Mapping[str, Any]
 _DIGEST_CHARS = 24
 _REPLIED = re.compile(r"(?:fc|msg)_(?P<reply>[0-9a-f]{24})r\d+")  # with reasoning before it
 _REASONED = re.compile(r"rs_(?P<reply>[0-9a-f]{24})f")  # with an item after it
-_FIELDS: Mapping[str, frozenset[str]] = {
-    "message": frozenset({"type", "role", "content", "id", "status", "phase"}),
-    "function_call": frozenset({"type", "id", "call_id", "name", "arguments", "status", "namespace"}),
-    "function_call_output": frozenset({"type", "id", "call_id", "output", "status"}),
-    **{
-        f"{kind}_output": frozenset({"type", "id", "call_id", "output", "status", "caller", *more})
-        for kind, more in (
-            ("apply_patch_call", ()),
-            ("computer_call", ("acknowledged_safety_checks",)),
-            ("custom_tool_call", ()),
-            ("local_shell_call", ()),
-            ("shell_call", ("max_output_length",)),
-        )
-    },
-    "mcp_approval_response": frozenset({"type", "id", "approval_request_id", "approve", "reason"}),
-    "tool_search_output": frozenset({"type", "id", "call_id", "execution", "status", "tools"}),
-    "reasoning": frozenset({"type", "id", "summary", "content", "encrypted_content", "status"}),
-    "compaction": frozenset({"type", "id", "encrypted_content", "created_by"}),
-}
 _OUTPUTS: Mapping[str, str] = {  # of each kind of call that the client answers
-    "apply_patch_call": "apply_patch_call_output",
-    "computer_call": "computer_call_output",
-    "custom_tool_call": "custom_tool_call_output",
-    "function_call": "function_call_output",
-    "local_shell_call": "local_shell_call_output",
+    **{
+        f"{kind}_call": f"{kind}_call_output"
+        for kind in ["apply_patch", "computer", "custom_tool", "function", "local_shell", "shell"]
+    },
     "mcp_approval_request": "mcp_approval_response",
-    "shell_call": "shell_call_output",
     "tool_search_call": "tool_search_output",
+}
+_FIELDS: Mapping[str, frozenset[str]] = {
+    kind: frozenset(f"type id {names}".split())
+    for kind, names in {
+        "message": "role content status phase",
+        "function_call": "call_id name arguments status namespace",
+        "function_call_output": "call_id output status",
+        "apply_patch_call_output": "call_id output status caller",
+        "computer_call_output": "call_id output status caller acknowledged_safety_checks",
+        "custom_tool_call_output": "call_id output status caller",
+        "local_shell_call_output": "call_id output status caller",
+        "shell_call_output": "call_id output status caller max_output_length",
+        "mcp_approval_response": "approval_request_id approve reason",
+        "tool_search_output": "call_id execution status tools",
+        "reasoning": "summary content encrypted_content status",
+        "compaction": "encrypted_content created_by",
+    }.items()
 }
 _OUTPUT_TYPES: Mapping[str, type] = {
     "apply_patch_call": str,
@@ -127,7 +124,10 @@ class Responses(ServedWire):
         yield from _parameters(body, items)
         yield from _reasoning(items, stored=stored)
         yield from _pairs(items)
-        yield from _only_compacts(body) if api_request.path.endswith(_COMPACT_PATH) else _managed(body)
+        if api_request.path.endswith(_COMPACT_PATH):
+            yield from (f"Unknown parameter: '{name}'." for name in sorted(body.keys() - _COMPACT))
+        else:
+            yield from _managed(body)
 
     def compaction(self, api_request: ApiRequest, prompt_tokens: int) -> Literal["alone", "beside"] | None:
         if api_request.path.endswith(_COMPACT_PATH):
@@ -138,24 +138,25 @@ class Responses(ServedWire):
     def without_compaction(self, api_request: ApiRequest) -> ErrorReply | None:
         if api_request.path.endswith(_COMPACT_PATH):
             return api_error(404, f"Invalid URL (POST {api_request.path})")
-        return (
-            api_error(400, "Unknown parameter: 'context_management'.")
-            if "context_management" in api_request.body
-            else None
-        )
+        asks = "context_management" in api_request.body
+        return api_error(400, "Unknown parameter: 'context_management'.") if asks else None
 
     def whole(self, completion: Completion) -> bytes:
         if not completion.alone:
             return encode(_response(completion, _output(completion)))
         read, written = completion.summary_tokens
         usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-        user_items = [
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
-            for text in completion.user_texts
+        texts = ([{"type": "input_text", "text": text}] for text in completion.user_texts)
+        output = [
+            *({"type": "message", "role": "user", "content": content} for content in texts),
+            _compaction(completion),
         ]
-        identity, output = _reply_id(completion), [*user_items, _compaction(completion)]
-        body = {"id": f"resp_{identity}", "object": "response.compaction", "created_at": completion.created}
-        return encode({**body, "output": output, "usage": _usage(usage)})
+        body = {
+            "id": f"resp_{_reply_id(completion)}",
+            "object": "response.compaction",
+            "created_at": completion.created,
+        }
+        return encode({**body, "output": output, "usage": _usage(replace(completion, usage=usage))})
 
     def frames(self, completion: Completion, api_request: ApiRequest) -> Iterator[bytes]:
         events = list(_events(completion))
@@ -176,40 +177,19 @@ def _output(completion: Completion) -> list[dict[str, Any]]:
     reply, identity = completion.reply, _reply_id(completion)
     calls = completion.calls()
     says = bool(reply.content) or not (calls or reply.reasoning)
+    mark = "r" if reply.reasoning else "p"
     items: list[dict[str, Any]] = []
     if reply.reasoning:
         summary = [{"type": "summary_text", "text": reply.reasoning}]
-        sealed = sealed_reasoning(reply.reasoning)
-        follower = "f" if says or calls else "a"
-        items.append(
-            {"id": f"rs_{identity}{follower}", "type": "reasoning", "summary": summary, "encrypted_content": sealed}
-        )
-    mark = "r" if reply.reasoning else "p"
+        thought = {"type": "reasoning", "summary": summary, "encrypted_content": sealed_reasoning(reply.reasoning)}
+        items.append({"id": f"rs_{identity}{'f' if says or calls else 'a'}", **thought})
     if says:
         part: dict[str, Any] = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
-        phase = "commentary" if calls else "final_answer"
-        items.append(
-            {
-                "id": f"msg_{identity}{mark}{len(items)}",
-                "type": "message",
-                "status": "completed",
-                "role": "assistant",
-                "phase": phase,
-                "content": [part],
-            }
-        )
+        said = {"role": "assistant", "phase": "commentary" if calls else "final_answer", "content": [part]}
+        items.append({"id": f"msg_{identity}{mark}{len(items)}", "type": "message", "status": "completed", **said})
     for call in calls:
-        function = call["function"]
-        items.append(
-            {
-                "id": f"fc_{identity}{mark}{len(items)}",
-                "type": "function_call",
-                "status": "completed",
-                "call_id": call["id"],
-                "name": function["name"],
-                "arguments": function["arguments"],
-            }
-        )
+        place = {"id": f"fc_{identity}{mark}{len(items)}", "type": "function_call", "status": "completed"}
+        items.append({**place, "call_id": call["id"], **call["function"]})
     return [*items, _compaction(completion)] if completion.summary else items
 
 
@@ -232,18 +212,18 @@ def _response(completion: Completion, output: Sequence[Item] | None) -> dict[str
         "error": None,
         "incomplete_details": None if reason is None else {"reason": reason},
         "output": list(output or ()),
-        "usage": None if output is None else _usage(completion.usage),
+        "usage": None if output is None else _usage(completion),
     }
 
 
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    details, spent = (as_mapping(usage.get(name)) for name in ("prompt_tokens_details", "completion_tokens_details"))
+def _usage(completion: Completion) -> dict[str, Any]:
+    tokens = completion.tokens()
     return {
-        "input_tokens": usage.get("prompt_tokens", 0),
-        "input_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)},
-        "output_tokens": usage.get("completion_tokens", 0),
-        "output_tokens_details": {"reasoning_tokens": spent.get("reasoning_tokens", 0)},
-        "total_tokens": usage.get("total_tokens", 0),
+        "input_tokens": tokens.prompt,
+        "input_tokens_details": {"cached_tokens": tokens.cached},
+        "output_tokens": tokens.completion,
+        "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
+        "total_tokens": completion.usage.get("total_tokens", 0),
     }
 
 
@@ -256,14 +236,19 @@ def _events(completion: Completion) -> Iterator[dict[str, Any]]:
         place = {"item_id": item["id"], "output_index": index}
         match item["type"]:
             case "reasoning":
-                yield from _summary_events(item, place)
+                names = "reasoning_summary_part", "reasoning_summary_text"
+                for number, part in enumerate(item["summary"]):
+                    yield from _part_events({**place, "summary_index": number}, part, names, None, {})
             case "message":
-                yield from _text_events(item, place, completion.reply.chunks)
-            case _:
-                for piece in pieces(item["arguments"], 2):
-                    yield {"type": "response.function_call_arguments.delta", **place, "delta": piece}
-                done = {"arguments": item["arguments"]}
-                yield {"type": "response.function_call_arguments.done", **place, **done}
+                names, chunks = ("content_part", "output_text"), completion.reply.chunks
+                for number, part in enumerate(item["content"]):
+                    yield from _part_events({**place, "content_index": number}, part, names, chunks, {"logprobs": []})
+            case "function_call":
+                kind, text = "response.function_call_arguments", item["arguments"]
+                yield from ({"type": f"{kind}.delta", **place, "delta": piece} for piece in pieces(text, 2))
+                yield {"type": f"{kind}.done", **place, "arguments": text}
+            case _:  # a compaction comes whole
+                pass
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
     response = _response(completion, output)
     yield {"type": f"response.{response['status']}", "response": response}
@@ -271,34 +256,23 @@ def _events(completion: Completion) -> Iterator[dict[str, Any]]:
 
 def _begun(item: Item) -> dict[str, Any]:
     """Returns the item as its first event shows it; the encrypted content there is no more than a stub."""
-    empty: dict[str, Any] = {
-        "content": [],
-        "arguments": "",
-        "summary": [],
-        "encrypted_content": "c3R1Yg==",
-        "status": "in_progress",
-    }
+    empty: dict[str, Any] = {"content": [], "arguments": "", "summary": [], "status": "in_progress"}
+    empty["encrypted_content"] = "c3R1Yg=="
     return {name: empty.get(name, value) for name, value in item.items()}
 
 
-def _summary_events(item: Item, place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for index, part in enumerate(item["summary"]):
-        at = {**place, "summary_index": index}
-        yield {"type": "response.reasoning_summary_part.added", **at, "part": {**part, "text": ""}}
-        for piece in pieces(part["text"], None):
-            yield {"type": "response.reasoning_summary_text.delta", **at, "delta": piece}
-        yield {"type": "response.reasoning_summary_text.done", **at, "text": part["text"]}
-        yield {"type": "response.reasoning_summary_part.done", **at, "part": part}
-
-
-def _text_events(item: Item, place: Mapping[str, Any], chunks: int | None) -> Iterator[dict[str, Any]]:
-    for index, part in enumerate(item["content"]):
-        at = {**place, "content_index": index}
-        yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
-        for piece in pieces(part["text"], chunks):
-            yield {"type": "response.output_text.delta", **at, "delta": piece, "logprobs": [], "obfuscation": "x7"}
-        yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
-        yield {"type": "response.content_part.done", **at, "part": part}
+def _part_events(
+    place: Mapping[str, Any], part: Item, names: tuple[str, str], chunks: int | None, beside: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yields the events of a part with the names of its own events and of those of its text; `beside` stands with the text."""
+    around, inside = (f"response.{name}" for name in names)
+    yield {"type": f"{around}.added", **place, "part": {**part, "text": ""}}
+    hidden = {**beside, "obfuscation": "x7"} if beside else {}
+    yield from (
+        {"type": f"{inside}.delta", **place, "delta": piece, **hidden} for piece in pieces(part["text"], chunks)
+    )
+    yield {"type": f"{inside}.done", **place, "text": part["text"], **beside}
+    yield {"type": f"{around}.done", **place, "part": part}
 
 
 # a request as a chat completion
@@ -326,20 +300,20 @@ def _add_message(messages: list[dict[str, Any]], item: Item) -> None:
     kind = item.get("type")
     if kind == "function_call_output":
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))})
-        return
-    if kind == "message" and item.get("role") != "assistant":
+    elif kind == "message" and item.get("role") != "assistant":
         role = "system" if item.get("role") == "developer" else item.get("role")
         messages.append({"role": role, "content": _text(item.get("content"))})
-        return
-    if kind == "compaction":
-        messages.append(
-            {"role": "assistant", "content": (_opened(item.get("encrypted_content")) or "").removeprefix(_SUMMARY)}
-        )
-        return
-    if not messages or messages[-1]["role"] != "assistant" or kind == "reasoning":
-        messages.append({"role": "assistant", "content": ""})
-    last = messages[-1]
-    match kind:
+    elif kind == "compaction":
+        summary = (_opened(item.get("encrypted_content")) or "").removeprefix(_SUMMARY)
+        messages.append({"role": "assistant", "content": summary})
+    else:
+        if not messages or messages[-1]["role"] != "assistant" or kind == "reasoning":
+            messages.append({"role": "assistant", "content": ""})
+        _add_to(messages[-1], item)
+
+
+def _add_to(last: dict[str, Any], item: Item) -> None:
+    match item.get("type"):
         case "reasoning":
             last["reasoning_content"] = _opened(item.get("encrypted_content")) or ""
         case "message":
@@ -399,10 +373,6 @@ def _unverified(item: Item) -> ErrorReply:
     shown = str(item["encrypted_content"])[:12]
     message = f"The encrypted content {shown}... could not be verified. Reason: {_UNREADABLE}"
     return api_error(400, message, code="invalid_encrypted_content")
-
-
-def _only_compacts(body: Mapping[str, Any]) -> Problems:
-    yield from (f"Unknown parameter: '{name}'." for name in sorted(body.keys() - _COMPACT))
 
 
 def _managed(body: Mapping[str, Any]) -> Problems:

@@ -24,7 +24,7 @@ from ctxfold.testing.served_anthropic import COUNT_PATH, Messages
 from ctxfold.testing.served_converse import Converse
 from ctxfold.testing.served_gemini import GenerateContent
 from ctxfold.testing.served_responses import Responses
-from ctxfold.testing.usage import Meter, PrefixCache, PrefixStats, Prompt, TextCounter, overflow_message
+from ctxfold.testing.usage import Meter, PrefixCache, PrefixStats, Prompt, TextCounter
 from ctxfold.validation import MAX_JSON_DEPTH, json_object, strict_json
 
 SERVED: tuple[ServedWire, ...] = (ChatCompletions(), Messages(), Converse(), GenerateContent(), Responses())
@@ -219,14 +219,11 @@ class ModelServer(Closing):
         leaving = asyncio.create_task(reader.gone.wait())
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                self.cancelled += 1
-                return False
-            try:
-                return answering.result() and request.keep_alive
-            except ConnectionError:
-                self.cancelled += 1
-                return False
+            if answering.done():
+                with contextlib.suppress(ConnectionError):
+                    return answering.result() and request.keep_alive
+            self.cancelled += 1
+            return False
         finally:
             answering.cancel()
             leaving.cancel()
@@ -320,7 +317,7 @@ class ModelServer(Closing):
         reply_tokens = int(body.get("max_tokens") or body.get("max_completion_tokens") or 0)
         window = self.context_window
         if window is not None and prompt.total + reply_tokens > window:
-            message = overflow_message(window, prompt.total, reply_tokens)
+            message = wire.overflow(window, prompt.total, reply_tokens)
             code = "invalid_request_error" if self.strict == "deepseek" else "context_length_exceeded"
             return api_error(400, message, param="messages", code=code), prompt
         if wire.compaction(api_request, prompt.total) == "alone":

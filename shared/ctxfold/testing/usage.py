@@ -162,12 +162,3 @@ class PrefixCache:
         past = self.stats
         self.stats = PrefixStats(past.requests + 1, past.prompt_tokens + prompt.total, past.cached_tokens + cached)
         return cached, max(0, ends[prompt.marks[-1] + 1] - cached) if prompt.marks else 0
-
-
-def overflow_message(window: int, prompt_tokens: int, completion_tokens: int) -> str:
-    """Returns OpenAI's error text for a request beyond the window."""
-    return (
-        f"This model's maximum context length is {window} tokens. However, you requested "
-        f"{prompt_tokens + completion_tokens} tokens ({prompt_tokens} in the messages, {completion_tokens} "
-        "in the completion). Please reduce the length of the messages or completion."
-    )
