@@ -9,9 +9,8 @@ import typer
 
 from ctxfold.cli.doctor import doctor
 from ctxfold.cli.mcp import mcp
-from ctxfold.cli.memory import memory
 from ctxfold.cli.reading import inspect, search, sessions, show, watch, window
-from ctxfold.cli.writing import compact, erase, export, fork, import_, prune, undo
+from ctxfold.cli.writing import compact, erase, export, fork, import_, memory, prune, undo
 
 app = typer.Typer(
     name="ctxfold",

@@ -37,8 +37,8 @@ from ctxfold.cli.common import (
 from ctxfold.engine.archive import Hit
 from ctxfold.errors import ConfigError, UnknownRoleError
 from ctxfold.history.records import SessionKey
-from ctxfold.inspect.chart import time_text
 from ctxfold.inspect.explain import Explanation
+from ctxfold.inspect.page import time_text
 from ctxfold.inspect.report import TimelineEntry
 from ctxfold.messages import Message, Role, check_role
 from ctxfold.session.context import AgentContext

@@ -15,7 +15,7 @@ from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.records import Compacted, Erased, Record
 from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.view import Entry, section_note
-from ctxfold.inspect.html import window_html
+from ctxfold.inspect.page import window_html
 from ctxfold.messages import MediaPart, Message, ProviderSummary
 from ctxfold.policy.prices import CostLine
 from ctxfold.protocols import Store
