@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
-from functools import partial
+from functools import lru_cache, partial
 from operator import is_
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -71,8 +71,12 @@ def window_for(model: Any, request: Request) -> list[BaseMessage]:
 
 def _legal_for(model: Any, messages: Sequence[Message]) -> Sequence[Message]:
     """Returns the messages, for a model whose package takes system messages at the head alone with later ones as the user's."""
-    packages = {cls.__module__.partition(".")[0] for cls in _innermost(model).__mro__}
-    return messages if packages.isdisjoint(_SYSTEM_LEADS) else later_system_as_users(messages)
+    return later_system_as_users(messages) if _is_led_by_system(_innermost(model)) else messages
+
+
+@lru_cache(maxsize=64)
+def _is_led_by_system(model_class: type[BaseChatModel]) -> bool:
+    return not _SYSTEM_LEADS.isdisjoint(cls.__module__.partition(".")[0] for cls in model_class.__mro__)
 
 
 def _innermost(model: Any) -> type[BaseChatModel]:
@@ -150,7 +154,8 @@ class WindowCache:
             own = known.get((id(message), thinks))
             copiers.append(own or [_Copier(m) for m in converted(message, name, thinks=thinks)])
         self._windows.put((key, name), ConvertedWindow(shown, copiers, reasoning_from))
-        return [copier.copy() for own in copiers for copier in own]
+        # the copies that were handed out last, as long as nobody has changed them; a window may hold thousands
+        return [c.last if c.last.__dict__ == c.values else c.renewed() for own in copiers for c in own]
 
     def clear(self) -> None:
         self._windows.clear()
@@ -167,28 +172,27 @@ class _Copier:
     dicts are found once: that takes about a quarter of the time of `__copy__` and a walk over all fields.
     """
 
-    __slots__ = ("_copy", "_extra", "_fields_set", "_flat", "_nested", "_type", "_values")
+    __slots__ = ("_extra", "_fields_set", "_flat", "_nested", "_type", "last", "values")
 
     def __init__(self, message: BaseMessage) -> None:
         self._type = type(message)
-        self._values: dict[str, Any] = vars(message)
+        self.values: Any = vars(message)
         self._fields_set, self._extra = message.__pydantic_fields_set__, message.__pydantic_extra__
-        containers = [name for name, value in self._values.items() if isinstance(value, dict | list)]
+        containers = [name for name, value in self.values.items() if isinstance(value, dict | list)]
         self._nested = [
-            name for name in containers if any(isinstance(i, dict | list) for i in _items(self._values[name]))
+            name for name in containers if any(isinstance(i, dict | list) for i in _items(self.values[name]))
         ]
         self._flat = [name for name in containers if name not in self._nested]
-        self._copy = self._new()
+        self.last = self._new()
 
-    def copy(self) -> BaseMessage:
-        """Returns the copy that was handed out last, while nobody has changed it, else a new one."""
-        if vars(self._copy) != self._values:
-            self._copy = self._new()
-        return self._copy
+    def renewed(self) -> BaseMessage:
+        """Returns a new copy, after the one that was handed out last was changed."""
+        self.last = self._new()
+        return self.last
 
     def _new(self) -> BaseMessage:
         copied = self._type.__new__(self._type)
-        values = self._values.copy()
+        values = self.values.copy()
         for name in self._flat:
             values[name] = values[name].copy()
         for name in self._nested:

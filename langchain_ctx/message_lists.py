@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar, cast, overload
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from ctxfold.history.diff import ids_digest, repeated_count
 from ctxfold.messages import Message, ToolCallPart, content_key, joined_texts, tool_result
@@ -17,6 +17,7 @@ from langchain_ctx.messages import all_from_langchain, from_langchain, given_ids
 T_co = TypeVar("T_co", covariant=True)
 
 CACHED_VERSIONS = 2_048  # of each generation of a VersionCache
+_WITHOUT_CALLS = frozenset({HumanMessage, SystemMessage, ToolMessage})
 CACHED_CHARS = 4_000_000  # of all texts of a generation
 NO_RESULT = "(no result: the conversation went on before this call returned)"
 
@@ -184,12 +185,14 @@ class VersionCache:
     def versions(self, messages: Sequence[BaseMessage]) -> list[str]:
         versions: list[str] = []
         for message in messages:
-            fields = vars(message)
-            content = fields.get("content")
-            if not isinstance(content, str) or fields.get("tool_calls") or fields.get("invalid_tool_calls"):
+            # a list may have thousands of messages, and is read at each call of the model
+            fields, kind = message.__dict__, type(message)
+            content = fields["content"]
+            calls = kind not in _WITHOUT_CALLS and (fields.get("tool_calls") or fields.get("invalid_tool_calls"))
+            if calls or type(content) is not str:
                 versions.append(_version(message))
                 continue
-            key = (type(message), fields.get("type"), content, fields.get("tool_call_id"))
+            key = (kind, fields["type"], content, fields.get("tool_call_id"))
             version = self._newer.get(key)
             if version is None:
                 version = self._newer[key] = self._older.get(key) or _version(message)

@@ -245,7 +245,7 @@ class AgentTurn:
 
     def _run(self, attached: AttachedSession, engine: Engine) -> Flow[Any]:
         self._key = attached.key
-        attached.report_repeated(engine, self._messages.repeated)
+        attached.sessions.report_repeated(engine, attached.key, self._messages.repeated)
         settled, messages = self._unseen(attached.attachment)
         yield from attached.add(engine, settled, after=messages[0].id if settled else None)
         reply, _ = yield from ask(engine, self._turn_input(attached, messages))
@@ -283,8 +283,12 @@ class AgentTurn:
 
     def metadata(self, window: Request) -> dict[str, Any]:
         """Returns the metadata of the call's trace: the session, and how many of the agent's messages the model is shown."""
-        shown = sum(m.kind == "message" and m.role != "system" for m in window.messages)
-        return {"ctxfold_session": self._key.session, "ctxfold_shown": shown, "ctxfold_listed": len(self.incoming.ids)}
+        shown = [m for m in window.messages if m.kind == "message" and m.role != "system"]
+        return {
+            "ctxfold_session": self._key.session,
+            "ctxfold_shown": len(shown),
+            "ctxfold_listed": len(self.incoming.ids),
+        }
 
     def repeats(self, request: Request) -> bool:
         """Tells whether the agent would send the session's request like this: with the same tools, for an answer in text."""
@@ -302,11 +306,6 @@ class AgentTurn:
             *self._caches.counted_tools(self._tools),
             *(ToolSpec(s.name, s.description, s.json_schema) for s in schemas),
         )
-
-    def summary_request(self, window: Request) -> ModelRequest[Any]:
-        """Returns the agent's request for a summary on the live prefix."""
-        request = self.request_with(window)
-        return request.override(model_settings={**request.model_settings, **limits(self.model, window)})
 
     def request_with(self, window: Request) -> ModelRequest[Any]:
         """Returns the agent's request with the window in place of its messages; its own system message stays as it is."""
@@ -459,7 +458,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
 
         def repeat(window: Request) -> Flow[Reply]:
             with as_backend_error(type(turn.model).__name__), asking_for_summary():
-                return reply_from((yield from Invoke(handler, ahandler, turn.summary_request(window))))
+                asked = turn.request_with(window)
+                asked = asked.override(model_settings={**asked.model_settings, **limits(turn.model, window)})
+                return reply_from((yield from Invoke(handler, ahandler, asked)))
 
         caller = Caller(turn.model, answer=answer, repeat=repeat, repeats=turn.repeats, own=request.model)
         with self._call(turn, caller) as (report, flow):

@@ -197,7 +197,7 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
 
                 def flow(engine: Engine) -> Flow[Request]:
                     attached = yield from attach(engine)
-                    attached.report_repeated(engine, repeated)
+                    self._sessions.report_repeated(engine, attached.key, repeated)
                     attachment = attached.attachment
                     if self._is_whole(own):
                         attachment = yield from _agreeing(engine, own.key, attachment, incoming, last)

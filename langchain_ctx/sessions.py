@@ -275,9 +275,6 @@ class AttachedSession:
             turn_id = None if after is None else session.turn_ending_with(after)
             yield from engine.add(session, messages, turn_id=turn_id, skip_orphans=True)
 
-    def report_repeated(self, engine: Engine, ids: frozenset[str]) -> None:
-        self.sessions.report_repeated(engine, self.key, ids)
-
     def leave(
         self, engine: Engine, incoming: IncomingList, *, saved: IncomingList | None = None, waiting: bool = False
     ) -> Flow[Cursor]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack, cast, overload
 
@@ -56,19 +55,6 @@ if TYPE_CHECKING:
     from langchain.chat_models.base import (
         _ConfigurableModel,  # pyright: ignore[reportPrivateUsage] - what init_chat_model returns
     )
-
-
-def options_of(kwargs: Mapping[str, Any]) -> Options:
-    """Returns what the engine has to know of a call's arguments: what takes room, and how much there is."""
-    check_call(kwargs)
-    return Options(
-        tools=counted(kwargs.get("tools")), max_tokens=limit_among(kwargs), context_window=kwargs.get(WINDOW)
-    )
-
-
-def _reply_of(result: ChatResult) -> Reply:
-    answer = result.generations[0].message
-    return reply_of(answer if answer.id else answer.model_copy(update={"id": reply_id()}), result)
 
 
 def result_of(reply: Reply) -> ChatResult:
@@ -245,9 +231,12 @@ class ContextChatModel(SessionChatModel):
 
     def _split_arguments(self, call: ModelCall) -> tuple[Options, builtins.dict[str, Any]]:
         """Returns what the engine of the call's session has to know, and the arguments for the model."""
-        options = options_of(call.kwargs)
-        if options.context_window is None and self.sessions is not None:
-            options = replace(options, context_window=self.sessions.window_of(self.inner))
+        kwargs = call.kwargs
+        check_call(kwargs)
+        window = kwargs.get(WINDOW)
+        if window is None and self.sessions is not None:
+            window = self.sessions.window_of(self.inner)
+        options = Options(tools=counted(kwargs.get("tools")), max_tokens=limit_among(kwargs), context_window=window)
         return options, {name: value for name, value in call.kwargs.items() if name not in (SESSION, WINDOW)}
 
     def _caller(self, call: ModelCall, options: Options, rest: builtins.dict[str, Any], **ways: Any) -> Caller:
@@ -294,7 +283,9 @@ class ContextChatModel(SessionChatModel):
 
         def answer(window: Request) -> Flow[Reply]:
             with as_backend_error(model_name(inner)):
-                return _reply_of((yield from generate(self._window(call, window), **rest)))
+                result: ChatResult = yield from generate(self._window(call, window), **rest)
+                message = result.generations[0].message
+                return reply_of(message if message.id else message.model_copy(update={"id": reply_id()}), result)
 
         with translated(), original_error(), calling(self._caller(call, options, rest, answer=answer)):
             conversation = self._conversation(call, options, reply_id())

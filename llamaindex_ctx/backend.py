@@ -191,11 +191,16 @@ class LlamaIndexBackend(BorrowedModel):
             return whole_reply((yield from called), self.model)
 
     def stream(self, request: Request) -> Flow[Any]:
-        usage = self._usage_option()
-        try:
-            return (yield from self._streamed(request, usage))
-        except BackendError as error:
-            self._refused_usage(error, usage)
+        # LlamaIndex's OpenAI client asks for the usage of a stream by this option only, which its user may have set
+        asks = any(cls.__module__ == "llama_index.llms.openai.base" for cls in type(self.llm).__mro__)
+        chosen = "stream_options" in (getattr(self.llm, "additional_kwargs", None) or {})
+        if asks and not chosen and not self._usage_refused:
+            try:
+                return (yield from self._streamed(request, {"stream_options": {"include_usage": True}}))
+            except BackendError as error:
+                if "stream_options" not in str(error):
+                    raise
+            self._usage_refused = True  # the service does not know the option
         return (yield from self._streamed(request, {}))
 
     def _streamed(self, request: Request, usage: Mapping[str, Any]) -> Flow[ModelStream[ChatResponse]]:
@@ -211,18 +216,6 @@ class LlamaIndexBackend(BorrowedModel):
                 called = Invoke(self.llm.stream_chat, self.llm.astream_chat, messages, **options)
             source = yield from called
         return (yield from self.read_stream(source, CumulativeChunks(self.model)))
-
-    def _usage_option(self) -> Mapping[str, Any]:
-        """Returns the argument by which LlamaIndex's OpenAI client asks for the usage of a stream, unless its user has set it."""
-        asks = any(cls.__module__ == "llama_index.llms.openai.base" for cls in type(self.llm).__mro__)
-        chosen = "stream_options" in (getattr(self.llm, "additional_kwargs", None) or {})
-        return {"stream_options": {"include_usage": True}} if asks and not chosen and not self._usage_refused else {}
-
-    def _refused_usage(self, error: BackendError, usage: Mapping[str, Any]) -> None:
-        """Notes that the service does not know the option; raises any other error."""
-        if not usage or "stream_options" not in str(error):
-            raise error
-        self._usage_refused = True
 
     def _call_arguments(self, request: Request) -> tuple[list[ChatMessage], dict[str, Any]]:
         if request.tools:

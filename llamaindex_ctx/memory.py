@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
@@ -237,20 +237,18 @@ class CtxMemory(BaseMemory, Closing):
         on_loop: bool = False,
     ) -> Flow[list[ChatMessage]]:
         self._check_room(initial_token_count)
-        with self._asking_blocks(kwargs, on_loop=on_loop):
+        # the history and the keywords of this call are there for the memory blocks that it asks
+        with nullcontext() if self._live.blocks is None else asking(self._shown_history, kwargs, on_loop=on_loop):
             window: Window = yield from self._in_session(lambda _: self._window(question(input), initial_token_count))
         yield from self._feed_blocks()
         self._live.beside_text = window.recalled
         return as_window((yield from shown(finished(window.messages))), window.recalled)
 
+    def _shown_history(self) -> list[ChatMessage]:
+        return to_chat_messages(finished(self.context.view().messages))
+
     def _in_session(self, flow: Callable[[Engine], Flow[T]]) -> Flow[T]:
         return cast("T", (yield from Invoke(self.context.run_flow, self.context.arun_flow, flow)))
-
-    def _asking_blocks(self, kwargs: Mapping[str, Any], *, on_loop: bool = False) -> AbstractContextManager[None]:
-        """Makes the history and the keywords of a call available to the memory blocks that it asks."""
-        if self._live.blocks is None:
-            return nullcontext()
-        return asking(lambda: to_chat_messages(finished(self.context.view().messages)), kwargs, on_loop=on_loop)
 
     def _feed_blocks(self) -> Flow[None]:
         if (blocks := self._live.blocks) is not None:

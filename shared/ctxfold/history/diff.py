@@ -130,8 +130,10 @@ class Cursor:
         numbers, handed = (cursor.head, cursor.before), cursor.handed
         if not is_a(handed, Mapping) or not all(is_a(n, int) and 0 <= n < _MAX for n in numbers):
             return None
-        texts = [cursor.root, cursor.session, cursor.head_id, cursor.digest, *handed, *handed.values()]
-        joined = "".join(texts) if all(is_a(text, str) for text in texts) else "\0"
+        try:  # each model call of an agent reads one, which may have thousands of texts
+            joined = "".join([cursor.root, cursor.session, cursor.head_id, cursor.digest, *handed, *handed.values()])
+        except TypeError:  # one of them is no text
+            return None
         return cursor if "\0" not in joined and joined == joined.encode(errors="replace").decode() else None
 
     @property
