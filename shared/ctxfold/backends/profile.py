@@ -446,11 +446,11 @@ def sampling(request: Request, limit: str | None = None, stop: str | None = None
 
 
 def settings(profile: Profile, request: Request, *, with_tools: bool) -> dict[str, Any]:
-    """Returns the fields that the profile adds to a body: its own, those beside tools, the cache key and those of thinking."""
+    """Returns the fields that the profile adds to a body: its own, those with tools, the cache key and those of thinking."""
     rules, key_field = profile.request, profile.cache.key_field
     keyed = {} if key_field is None or request.cache_key is None else {key_field: request.cache_key}
-    beside_tools = rules.extra_body_with_tools if with_tools else {}
-    return {**rules.extra_body, **beside_tools, **keyed, **thinking_fields(profile, request.thinking)}
+    for_tools = rules.extra_body_with_tools if with_tools else {}
+    return {**rules.extra_body, **for_tools, **keyed, **thinking_fields(profile, request.thinking)}
 
 
 def function_fields(tool: ToolSpec, schema_field: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -93,19 +93,6 @@ class ScriptedBackend(BaseBackend):
 KINDS = ("rate_limit", "overloaded", "server", "timeout", "connection")
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """The outcome of one call; `cut_after` is the number of chunks that a truncated stream yields."""
-
-    delay_s: float
-    error: BackendError | None
-    cut_after: int | None
-
-    def check(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-
 class ChaosBackend(BackendDefaults):
     """Wraps a backend and makes calls fail. Call number n of a seed always has the same outcome, also in concurrent use.
 
@@ -155,36 +142,40 @@ class ChaosBackend(BackendDefaults):
         return capabilities_of(self._inner)
 
     def send(self, request: Request) -> Reply:
-        outcome = self._outcome()
-        time.sleep(outcome.delay_s)
-        outcome.check()
+        delay_s, error, cut_after = self._outcome()
+        time.sleep(delay_s)
+        if error is not None:
+            raise error
         reply = self._inner.send(request)
-        if outcome.cut_after is not None:
+        if cut_after is not None:
             raise _cut()
         return reply
 
     async def asend(self, request: Request) -> Reply:
-        outcome = self._outcome()
-        await asyncio.sleep(outcome.delay_s)
-        outcome.check()
+        delay_s, error, cut_after = self._outcome()
+        await asyncio.sleep(delay_s)
+        if error is not None:
+            raise error
         reply = await self._inner.asend(request)
-        if outcome.cut_after is not None:
+        if cut_after is not None:
             raise _cut()
         return reply
 
     def open_stream(self, request: Request) -> ChunkStream:
-        outcome = self._outcome()
-        time.sleep(outcome.delay_s)
-        outcome.check()
+        delay_s, error, cut_after = self._outcome()
+        time.sleep(delay_s)
+        if error is not None:
+            raise error
         stream = self._inner.open_stream(request)
-        return stream if outcome.cut_after is None else _CutStream(stream, outcome.cut_after)
+        return stream if cut_after is None else _CutStream(stream, cut_after)
 
     async def aopen_stream(self, request: Request) -> AsyncChunkStream:
-        outcome = self._outcome()
-        await asyncio.sleep(outcome.delay_s)
-        outcome.check()
+        delay_s, error, cut_after = self._outcome()
+        await asyncio.sleep(delay_s)
+        if error is not None:
+            raise error
         stream = await self._inner.aopen_stream(request)
-        return stream if outcome.cut_after is None else _CutStream(stream, outcome.cut_after)
+        return stream if cut_after is None else _CutStream(stream, cut_after)
 
     def close(self) -> None:
         self._inner.close()
@@ -192,7 +183,8 @@ class ChaosBackend(BackendDefaults):
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    def _outcome(self) -> _Outcome:
+    def _outcome(self) -> tuple[float, BackendError | None, int | None]:
+        """Returns a call's seconds of delay, its error, and the number of chunks that a truncated stream yields."""
         with self._lock:
             number = self._calls
             self._calls += 1
@@ -207,7 +199,7 @@ class ChaosBackend(BackendDefaults):
                 kind=chosen,
                 retryable=retryable,
             )
-        return _Outcome(delay * self._delay_s, error, 1 + int(after * 4) if cut < self._truncate_rate else None)
+        return delay * self._delay_s, error, 1 + int(after * 4) if cut < self._truncate_rate else None
 
 
 class _CutStream:

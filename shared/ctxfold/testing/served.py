@@ -31,13 +31,6 @@ def thinks(body: Body, strict: Strict | None, *, reasoning: bool) -> bool:
     return reasoning
 
 
-def _roles(messages: Sequence[Mapping[str, Any]]) -> Problems:
-    for index, message in enumerate(messages):
-        if message.get("role") not in ROLES:
-            known = ", ".join(sorted(ROLES))
-            yield f"Invalid role {message.get('role')!r} at messages[{index}]: expected one of {known}."
-
-
 def _arguments(messages: Sequence[Mapping[str, Any]], *, any_text: bool) -> Problems:
     """Checks the arguments of calls; OpenAI takes back the text that its model wrote, whatever it is."""
     needed = "arguments that are text" if any_text else "arguments that are a JSON object"
@@ -218,8 +211,8 @@ def missing_thoughts(
 ) -> Iterator[tuple[int, int | None]]:
     """Yields the turn, and the place of reasoning with a wrong signature, or None where a turn lacks reasoning that it needs.
 
-    A model that thinks as it sees fit accepts turns that begin without; one that always thinks does not for a turn that this
-    server sent with thinking, nor one with a budget for the first turn after a question.
+    A model that thinks as it sees fit accepts turns that begin without. One that always thinks does not for a turn that this
+    server sent with thinking. One with a budget does not for the first turn after a question.
     """
     question = max((index for index, turn in enumerate(turns) if turn.asks), default=0)
     for index, turn in enumerate(turns):
@@ -332,7 +325,10 @@ class ChatCompletions(ServedWire):
             return
         if not messages:
             yield api_error(400, "Invalid 'messages': empty array, at least 1 is expected.", param="messages")
-        yield from _roles(messages)
+        for index, message in enumerate(messages):
+            if message.get("role") not in ROLES:
+                known = ", ".join(sorted(ROLES))
+                yield f"Invalid role {message.get('role')!r} at messages[{index}]: expected one of {known}."
         yield from _arguments(messages, any_text=strict == "openai")
         yield from _pairs(messages)
         if strict == "alternating":

@@ -262,16 +262,16 @@ def _begun(item: Item) -> dict[str, Any]:
 
 
 def _part_events(
-    place: Mapping[str, Any], part: Item, names: tuple[str, str], chunks: int | None, beside: Mapping[str, Any]
+    place: Mapping[str, Any], part: Item, names: tuple[str, str], chunks: int | None, extra: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yields the events of a part with the names of its own events and of those of its text; `beside` stands with the text."""
+    """Yields the events of a part: those of itself and those of its text, by their names. `extra` goes with each text."""
     around, inside = (f"response.{name}" for name in names)
     yield {"type": f"{around}.added", **place, "part": {**part, "text": ""}}
-    hidden = {**beside, "obfuscation": "x7"} if beside else {}
+    hidden = {**extra, "obfuscation": "x7"} if extra else {}
     yield from (
         {"type": f"{inside}.delta", **place, "delta": piece, **hidden} for piece in pieces(part["text"], chunks)
     )
-    yield {"type": f"{inside}.done", **place, "text": part["text"], **beside}
+    yield {"type": f"{inside}.done", **place, "text": part["text"], **extra}
     yield {"type": f"{around}.done", **place, "part": part}
 
 
