@@ -320,14 +320,6 @@ class AgentTurn:
         )
 
 
-def _with_chosen_model(request: ModelRequest[Any]) -> ModelRequest[Any]:
-    """Returns the request with the model that the run's config chooses, where the agent's model is a configurable one."""
-    if not is_configurable(request.model):
-        return request
-    chosen = chosen_model(request.model, ensure_config())
-    return request.override(model=chosen) if isinstance(chosen, BaseChatModel) else request
-
-
 def reply_from(response: ModelResponse[Any]) -> Reply:
     """Returns the reply in an agent's response, after giving ids to all messages of the response."""
     first = response.result[0] if response.result else None
@@ -446,7 +438,9 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
     def _wrapped(
         self, request: ModelRequest[Any], handler: Callable[..., Any] | None, ahandler: Callable[..., Any] | None
     ) -> Flow[Any]:
-        request = _with_chosen_model(request)
+        if is_configurable(request.model):  # the run's config chooses the agent's model
+            chosen = chosen_model(request.model, ensure_config())
+            request = request.override(model=chosen) if isinstance(chosen, BaseChatModel) else request
         turn = self._turn(request)
         if turn is None:
             return (yield from Invoke(handler, ahandler, request.override(tools=self._usable_tools(request))))

@@ -317,14 +317,17 @@ def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage], mo
     answers = [m for m in messages if isinstance(m, AIMessage) or getattr(m, "role", None) == "assistant"]
     places = [m for m in sent if m.get("role") == "assistant"]
     own_name = model_name(model)
-    of_others = [_is_of_another(m, own_name) for m in answers]
+    names: list[object] = [m.response_metadata.get("model_name") for m in answers]  # of the models that gave them
+    of_others = [isinstance(name, str) and not is_same_model(name, own_name) for name in names]
     # packages built on that of OpenAI may leave its name as it was
     own_providers = (cast("Any", model)._get_ls_params().get("ls_provider"), "openai") if any(of_others) else ()
     thoughts = [
         None if of_other and m.response_metadata.get("model_provider") not in own_providers else _thought(m)
         for m, of_other in zip(answers, of_others, strict=True)
     ]
-    if all(t is None for t in thoughts) and not _is_deepseek(model):
+    packages = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
+    deepseek = "langchain_deepseek" in packages or "deepseek" in str(getattr(model, "openai_api_base", None) or "")
+    if all(t is None for t in thoughts) and not deepseek:
         return
     if len(answers) != len(places):
         raise ConfigError(
@@ -333,17 +336,6 @@ def _restore(sent: Sequence[dict[str, Any]], messages: Sequence[BaseMessage], mo
         )
     for place, thought in zip(places, thoughts, strict=True):
         place.setdefault(FIELD, thought or "")
-
-
-def _is_deepseek(model: BaseChatModel) -> bool:
-    packages = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
-    return "langchain_deepseek" in packages or "deepseek" in str(getattr(model, "openai_api_base", None) or "")
-
-
-def _is_of_another(message: BaseMessage, own_name: str) -> bool:
-    """Returns True for an answer that says that a model of another name gave it."""
-    name: object = message.response_metadata.get("model_name")
-    return isinstance(name, str) and not is_same_model(name, own_name)
 
 
 def _thought(message: BaseMessage) -> str | None:

@@ -229,19 +229,15 @@ def _prompt(prompt: object, settings: Mapping[str, Any]) -> object:
 
 def warn_unused(settings: dict[str, Any]) -> None:
     """Takes the settings without a counterpart out of `settings`, and warns of each that is not LlamaIndex's default."""
-    _check_insert_method(settings.pop("insert_method", InsertMethod.USER))
+    method = settings.pop("insert_method", InsertMethod.USER)
+    try:  # both are accepted; blocks are always in a user message, because a changed system message breaks the prompt cache
+        InsertMethod(method)
+    except ValueError:
+        raise ConfigError(f"insert_method is {method!r}: give InsertMethod.SYSTEM or InsertMethod.USER") from None
     for name, (default, reason) in UNUSED.items():
         value = settings.pop(name, None)
         if value is not None and value is not default and value != default:
             warn_caller(f"{name} has no effect on a CtxMemory: {reason}")
-
-
-def _check_insert_method(value: object) -> None:
-    """Accepts both methods, but blocks are always in a user message, because a changed system message breaks the prompt cache."""
-    try:
-        InsertMethod(value)
-    except ValueError:
-        raise ConfigError(f"insert_method is {value!r}: give InsertMethod.SYSTEM or InsertMethod.USER") from None
 
 
 Tokenizer: TypeAlias = Callable[[str], Sequence[Any]]
