@@ -51,7 +51,7 @@ class Conversation:
         sessions, key, replies = self._sessions, self._address.key, list[Reply]()
         with self._turn() as turn:
             own = sessions.run(key, partial(self._begin, turn))
-            yield from sessions.at(own.key.session, own.key.owner).stream(own, replies.append)
+            yield from sessions.at(own.key.session, own.key.owner).handle.stream(own, replies.append)
             sessions.run(key, partial(turn.end, reply=replies[0]))
         if done is not None:
             done(replies[0])
@@ -61,7 +61,7 @@ class Conversation:
         with self._turn() as turn:
             own = await sessions.arun(key, partial(self._begin, turn))
             context = await sessions.aat(own.key.session, own.key.owner)
-            async with aclosing(context.astream(own, replies.append)) as events:
+            async with aclosing(context.handle.astream(own, replies.append)) as events:
                 async for event in events:
                     yield event
             await sessions.arun(key, partial(turn.end, reply=replies[0]))

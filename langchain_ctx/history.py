@@ -217,7 +217,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         new = self._incoming(messages, self.context)
         if not new:
             return
-        if self.context.run_flow(partial(self._store, self.context, new)):
+        if self.context.handle.run_flow(partial(self._store, self.context, new)):
             self._warn_of_overlap()
         if self._mirror is not None:
             with self._mirrored(len(new)):
@@ -228,7 +228,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         new = self._incoming(messages, context)
         if not new:
             return
-        if await context.arun_flow(partial(self._store, context, new)):
+        if await context.handle.arun_flow(partial(self._store, context, new)):
             self._warn_of_overlap()
         if self._mirror is not None:
             with self._mirrored(len(new)):
@@ -238,7 +238,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         if not messages:
             raise EmptyMessagesError("no message to add: give at least one")
         check_messages(messages)
-        return with_refusals(new_messages(messages, self._snapshot, new_id=context.new_id))
+        return with_refusals(new_messages(messages, self._snapshot, new_id=context.handle.new_id))
 
     def _store(self, context: AgentContext, new: Sequence[Message], engine: Engine) -> Flow[bool]:
         """Stores messages; returns True for an answer without its question on a history that a chain has read.
@@ -276,13 +276,13 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         stored = yield from self._stored(new)
         new = [m for m in new if stored.get(m.id) != content_key(m)]
         only_results = all(m.role == "tool" for m in new)
-        return paired(new, context.new_id, waiting, stray=result_as_text if only_results else None)
+        return paired(new, context.handle.new_id, waiting, stray=result_as_text if only_results else None)
 
     def _with_own_ids(self, context: AgentContext, new: Sequence[Message]) -> Flow[list[Message]]:
         """Returns the messages with another id for each whose id has another content here or in the session."""
         taken = yield from self._stored(new)
         return [
-            m if taken.setdefault(m.id, content_key(m)) == content_key(m) else replace(m, id=context.new_id())
+            m if taken.setdefault(m.id, content_key(m)) == content_key(m) else replace(m, id=context.handle.new_id())
             for m in new
             if m.role != "tool" or taken.get(m.id) != content_key(result_as_text(m))  # it was stored as text
         ]
@@ -314,11 +314,11 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
 
     def clear(self) -> None:
         """Empties the conversation. The archive keeps the messages, and `context.undo()` restores them."""
-        self.context.clear()
+        self.context.edit.clear()
         self._snapshot = None
 
     async def aclear(self) -> None:
-        await (await self.acontext()).aclear()
+        await (await self.acontext()).edit.aclear()
         self._snapshot = None
 
     def pin(self, *message_ids: str) -> None:

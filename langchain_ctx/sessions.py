@@ -430,10 +430,10 @@ class Sessions(SessionPool):
 
     def run(self, key: SessionKey, flow: Callable[[Engine], Flow[T]]) -> T:
         """Runs a flow over the engine of the sessions; `key` is the session that is opened first."""
-        return self.first(key.session, key.owner).run_flow(flow)
+        return self.first(key.session, key.owner).handle.run_flow(flow)
 
     async def arun(self, key: SessionKey, flow: Callable[[Engine], Flow[T]]) -> T:
-        return await (await self.afirst(key.session, key.owner)).arun_flow(flow)
+        return await (await self.afirst(key.session, key.owner)).handle.arun_flow(flow)
 
     @contextmanager
     def attaching(
@@ -482,14 +482,14 @@ class Sessions(SessionPool):
         names = sessions_of(checked_session_id(thread), self.store.sessions(owner))
         self._forget_texts()
         for name in names:
-            self._for_erasure(name, owner).erase_session()
+            self._for_erasure(name, owner).erasure.erase_session()
         return tuple(names)
 
     async def aerase(self, thread: object, owner: str) -> tuple[str, ...]:
         names = sessions_of(checked_session_id(thread), await self.store.asessions(owner))
         self._forget_texts()
         for name in names:
-            await (await in_thread(partial(self._for_erasure, name, owner))).aerase_session()
+            await (await in_thread(partial(self._for_erasure, name, owner))).erasure.aerase_session()
         return tuple(names)
 
 

@@ -49,7 +49,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
             raise ConfigError(f"the memory of a CtxMemoryBlock is {kind_of(memory)}: give CtxMemory.from_defaults(...)")
         super().__init__(**fields)
         self._memory = memory
-        self._sessions = LruCache(max(HANDLES, memory.context.max_sessions))
+        self._sessions = LruCache(max(HANDLES, memory.context.handle.engine.max_sessions))
 
     @model_serializer(mode="wrap")
     def custom_model_dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
         except BudgetError:
             # a single message may be larger than the block's own limit: it is archived whole, and shown in part
             text = _rendered(Window(await memory.context.aview()))
-            return self._end_of(text, memory.context.policy.budget_tokens) or ""
+            return self._end_of(text, memory.context.handle.engine.rules.budget_tokens) or ""
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         if not messages:
@@ -91,16 +91,16 @@ class CtxMemoryBlock(BaseMemoryBlock[str]):
         context = self.session(stamp).context
         waiting = unanswered([e.message for e in (await context.aview()).turn])
         # a flush may begin in the middle of a round whose calls it never handed over
-        fresh = from_chat_messages(map(_without_stamp, messages), context.new_id, waiting, stray=result_as_text)
+        fresh = from_chat_messages(map(_without_stamp, messages), context.handle.new_id, waiting, stray=result_as_text)
         await context.aadd(fresh)
 
     async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:
         """Returns the end of the text, shorter by that many tokens: recalled passages, and the newest messages."""
-        tokens = self._memory.context.counter.count_text(content)
+        tokens = self._memory.context.handle.counter.count_text(content)
         return self._end_of(content, tokens - tokens_to_truncate)
 
     def _end_of(self, text: str, tokens: int) -> str | None:
-        count = self._memory.context.counter.count_text
+        count = self._memory.context.handle.counter.count_text
         room = tokens - count(CUT) - 1
         newest_lines: list[str] = []
         for line in reversed(text.splitlines()):

@@ -143,7 +143,7 @@ class CtxChatStore(BaseChatStore, Closing):
         """Replaces the history of a key in one step."""
         context = self.context(key)
         with self._turn(key):
-            context.set_messages(_rewritten(messages, context), prompts=True, recognise=True)
+            context.edit.set_messages(_rewritten(messages, context), prompts=True, recognise=True)
 
     def add_message(self, key: str, message: ChatMessage, idx: int | None = None) -> None:
         """Stores a message at the end, or before the one at `idx`."""
@@ -157,7 +157,7 @@ class CtxChatStore(BaseChatStore, Closing):
             return _rewritten([*map(_as_stored, before), message, *map(_as_stored, after)], context)
 
         with self._turn(key):
-            context.revise(inserted)
+            context.edit.revise(inserted)
 
     def add_messages(self, key: str, messages: Sequence[ChatMessage]) -> None:
         """Stores messages at the end: all of them, or none when it raises."""
@@ -185,7 +185,7 @@ class CtxChatStore(BaseChatStore, Closing):
             return None if len(remaining) == len(stored) else _rewritten(remaining, context)
 
         with self._turn(key):
-            context.revise(rest)
+            context.edit.revise(rest)
 
     async def async_add_message(self, key: str, message: ChatMessage, idx: int | None = None) -> None:
         await asyncio.to_thread(self.add_message, key, message, idx)
@@ -196,7 +196,7 @@ class CtxChatStore(BaseChatStore, Closing):
         if not stored:
             return None
         with self._turn(key):
-            self.context(key).clear(prompts=True)
+            self.context(key).edit.clear(prompts=True)
         return stored
 
     def delete_message(self, key: str, idx: int) -> ChatMessage | None:
@@ -213,7 +213,7 @@ class CtxChatStore(BaseChatStore, Closing):
         """Removes a live message through the engine. Returns False for one that is not live."""
         try:
             with self._turn(key):
-                return bool(self.context(key).remove(message_id))
+                return bool(self.context(key).edit.remove(message_id))
         except MessageNotFoundError:
             return False
 
@@ -362,12 +362,12 @@ def _names(key: str, status: MessageStatus | None) -> tuple[str, ...]:
 
 def _converted(messages: Sequence[ChatMessage], context: AgentContext, turn: Sequence[Message] = ()) -> list[Message]:
     conversation = [m for m in listed(messages) if isinstance(m, str) or not is_section(m)]
-    return from_chat_messages(conversation, context.new_id, unanswered(turn), stray=_as_user)
+    return from_chat_messages(conversation, context.handle.new_id, unanswered(turn), stray=_as_user)
 
 
 def _rewritten(messages: Sequence[ChatMessage], context: AgentContext) -> list[Message]:
     """Returns the messages as a separate history, each under an id of its own."""
-    return with_distinct_ids(_converted(messages, context), context.new_id)
+    return with_distinct_ids(_converted(messages, context), context.handle.new_id)
 
 
 def _as_user(message: Message) -> Message:

@@ -44,6 +44,7 @@ from ctxfold.history.view import View
 from ctxfold.messages import MediaPart, Message, ToolCallPart, result_as_text
 from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
+from ctxfold.session.parts import SessionEditing
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import is_a, json_problem, kind_of
 from llamaindex_ctx.chat_store import CtxChatStore
@@ -127,7 +128,7 @@ class CtxMemory(BaseMemory, Closing):
             "session_id": context.session,
             "owner": context.owner,
             "recall": recall,
-            "rules": context.policy.model_dump(mode="json"),
+            "rules": context.handle.engine.rules.model_dump(mode="json"),
             "tokenizer_fn": live.tokenizer_fn,
         }
         super().__init__(**fields)
@@ -136,7 +137,7 @@ class CtxMemory(BaseMemory, Closing):
             self.set(history)
         elif fresh and live.copy is not None:
             history_there = live.copy.read()
-            live.context.run_flow(lambda _: self._set(history_there))
+            live.context.handle.run_flow(lambda _: self._set(history_there))
 
     @classmethod
     def class_name(cls) -> str:
@@ -187,7 +188,7 @@ class CtxMemory(BaseMemory, Closing):
     @property
     def token_limit(self) -> int:
         """Returns the upper limit of the history in tokens."""
-        return self.context.policy.budget_tokens
+        return self.context.handle.engine.rules.budget_tokens
 
     @property
     def memory_blocks(self) -> list[Block]:
@@ -197,7 +198,11 @@ class CtxMemory(BaseMemory, Closing):
     @property
     def chat_store(self) -> BaseChatStore | AsyncDBChatStore:
         """Returns the chat store that was passed to the memory, or one over its own store."""
-        return CtxChatStore(self.context.store, owner=self.owner) if self._live.copy is None else self._live.copy.store
+        return (
+            CtxChatStore(self.context.handle.store, owner=self.owner)
+            if self._live.copy is None
+            else self._live.copy.store
+        )
 
     @property
     def chat_store_key(self) -> str:
@@ -248,7 +253,7 @@ class CtxMemory(BaseMemory, Closing):
         return to_chat_messages(finished(self.context.view().messages))
 
     def _in_session(self, flow: Callable[[Engine], Flow[T]]) -> Flow[T]:
-        return cast("T", (yield from Invoke(self.context.run_flow, self.context.arun_flow, flow)))
+        return cast("T", (yield from Invoke(self.context.handle.run_flow, self.context.handle.arun_flow, flow)))
 
     def _feed_blocks(self) -> Flow[None]:
         if (blocks := self._live.blocks) is not None:
@@ -263,7 +268,11 @@ class CtxMemory(BaseMemory, Closing):
         newest = (yield from flow_of(AgentContext.view)(self.context)).last() if asked else None
         documents = 0
         if asked is not None and newest is not None and _is_new_question(asked, newest.message):
-            room = self.context.policy.budget_tokens - initial_token_count - self.context.counter.count_text(asked)
+            room = (
+                self.context.handle.engine.rules.budget_tokens
+                - initial_token_count
+                - self.context.handle.counter.count_text(asked)
+            )
             documents = min(MOST_DOCUMENTS_TOKENS, max(ENOUGH_DOCUMENTS_TOKENS, int(DOCUMENTS_SHARE * room)))
             documents = min(documents, room // 2)
             documents = documents if documents >= LEAST_DOCUMENTS_TOKENS else 0
@@ -282,7 +291,7 @@ class CtxMemory(BaseMemory, Closing):
         return (yield from window(overhead_tokens=initial_token_count))
 
     def _check_room(self, tokens: int) -> None:
-        budget = self.context.policy.budget_tokens
+        budget = self.context.handle.engine.rules.budget_tokens
         if tokens > budget:
             raise WindowTooSmallError(
                 f"Initial token count exceeds token limit: the initial token count is {tokens}, the history's whole budget "
@@ -336,7 +345,7 @@ class CtxMemory(BaseMemory, Closing):
     def _storing(self, messages: Sequence[ChatMessage | str], flow: Callable[[Engine], Flow[T]]) -> Flow[T]:
         """Runs a flow that stores the messages, in a thread where it would hold up the event loop."""
         if heavy(messages):
-            return (yield from Call(lambda: self.context.run_flow(flow)))
+            return (yield from Call(lambda: self.context.handle.run_flow(flow)))
         return (yield from self._in_session(flow))
 
     def _put(self, messages: Sequence[ChatMessage | str], engine: Engine) -> Flow[tuple[Message, ...]]:
@@ -360,7 +369,7 @@ class CtxMemory(BaseMemory, Closing):
                 added = yield from add(fresh)
             except OrphanToolResultError:  # results of calls that are not there, or were answered by a note
                 waiting = (yield from engine.open(self._session_key)).waiting_calls()
-                added = yield from add(paired(fresh, self.context.new_id, waiting, stray=result_as_text))
+                added = yield from add(paired(fresh, self.context.handle.new_id, waiting, stray=result_as_text))
         self._live.waiting = added.turn_id is not None
         return added.messages
 
@@ -393,9 +402,9 @@ class CtxMemory(BaseMemory, Closing):
     def _set(self, messages: Sequence[ChatMessage | str]) -> Flow[None]:
         fresh = self._converted(messages)
         if all(m.role == "tool" for m in fresh):  # results of no call
-            fresh = paired(fresh, self.context.new_id, stray=result_as_text)
-        fresh = with_distinct_ids(fresh, self.context.new_id)
-        yield from flow_of(AgentContext.set_messages)(self.context, fresh, prompts=True, recognise=True)
+            fresh = paired(fresh, self.context.handle.new_id, stray=result_as_text)
+        fresh = with_distinct_ids(fresh, self.context.handle.new_id)
+        yield from flow_of(SessionEditing.set_messages)(self.context.edit, fresh, prompts=True, recognise=True)
         self._live.waiting = bool(unanswered(fresh))
 
     def reset(self, status: MessageStatus | None = None) -> None:
@@ -407,20 +416,20 @@ class CtxMemory(BaseMemory, Closing):
 
     def _emptied(self, status: MessageStatus | None) -> Flow[None]:
         archive_stays(status)
-        yield from Invoke(self.context.clear, self.context.aclear, prompts=True)
+        yield from Invoke(self.context.edit.clear, self.context.edit.aclear, prompts=True)
         self._live.waiting = False
         if self._live.copy is not None:
             yield from self._live.copy.clear()
 
     def _converted(self, messages: Sequence[ChatMessage | str], waiting: Sequence[ToolCallPart] = ()) -> list[Message]:
         settings = [m for m in messages if isinstance(m, str) or not self._added_by_memory(m)]
-        fresh = from_chat_messages(settings, self.context.new_id, waiting)
-        budget = self.context.policy.budget_tokens
+        fresh = from_chat_messages(settings, self.context.handle.new_id, waiting)
+        budget = self.context.handle.engine.rules.budget_tokens
         newest = next((m for m in reversed(fresh) if m.role == "user"), None)
         # no text has more tokens than bytes, and counting costs; media have a size of their own
         media = newest is not None and any(isinstance(part, MediaPart) for part in newest.parts)
         if newest is not None and (4 * len(newest.text) > budget or media):
-            tokens = self.context.counter.count(newest)
+            tokens = self.context.handle.counter.count(newest)
             if tokens > budget:
                 raise MessageTooLargeError(
                     f"the message has {tokens} tokens, the window leaves {budget} for all messages: shorten it or raise "
@@ -436,8 +445,8 @@ class CtxMemory(BaseMemory, Closing):
     # serialising
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        yield from (("session_id", self.session_id), ("owner", self.owner), ("store", self.context.store))
-        yield "context_window", self.context.policy.context_window
+        yield from (("session_id", self.session_id), ("owner", self.owner), ("store", self.context.handle.store))
+        yield "context_window", self.context.handle.engine.rules.context_window
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
         """Returns a JSON-compatible dict that names the session and the store, by its registered name and never by its URL."""

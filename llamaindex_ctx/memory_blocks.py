@@ -249,7 +249,7 @@ def _name(owner: str, session: str) -> str:
 
 async def _message_or_none(context: AgentContext, message_id: str) -> Message | None:
     try:
-        return await context.aget(message_id)
+        return await context.archive.aget(message_id)
     except MessageNotFoundError:
         return None  # erased meanwhile, or another owner's session of the same name
 

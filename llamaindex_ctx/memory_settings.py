@@ -400,7 +400,7 @@ def open_live(
             opened.close()
         raise
     context.subscribe(tell)
-    count = context.counter.count_text
+    count = context.handle.counter.count_text
     tokenize: Tokenizer = tokenizer_fn or (lambda text: range(count(text)))
     copied = None if place.chat_store is None else ChatStoreCopy(place.chat_store, place.session_id)
     live = Live(

@@ -347,7 +347,9 @@ def with_status(
 def archive_stays(status: MessageStatus | None) -> None:
     """Raises ConfigError for a call that would empty the archive."""
     if status is MessageStatus.ARCHIVED:
-        raise ConfigError("a memory keeps its archive: memory.context.erase_session() takes a session out of the store")
+        raise ConfigError(
+            "a memory keeps its archive: memory.context.erasure.erase_session() takes a session out of the store"
+        )
 
 
 def without_own(messages: Sequence[Message], view: Sequence[Message]) -> list[Message]:

@@ -205,7 +205,7 @@ class RunSessions(SessionPool):
     def keep_run(self, context: AgentContext, messages: Sequence[Message], answer: Message) -> None:
         """Keeps the run for the list that follows this answer, and what it has learnt; closes the oldest of too many runs."""
         key = _digest([*messages, answer])
-        learnt = context.run_flow(partial(_learnt_in, SessionKey(context.owner, context.session)))
+        learnt = context.handle.run_flow(partial(_learnt_in, SessionKey(context.owner, context.session)))
         with self._runs_lock:
             self._learnt |= learnt
             self._runs.append((key, context))
@@ -366,7 +366,7 @@ class _SessionCall:
 
     def receive(self, reply: Reply) -> Flow[None]:
         """Stores results for calls that a program reads, so that their turn closes and the question stays in the session."""
-        if self.call.parsed and (results := received(reply, self.context.new_id)):
+        if self.call.parsed and (results := received(reply, self.context.handle.new_id)):
             yield from Invoke(self.context.add, self.context.aadd, results)
 
 
@@ -459,7 +459,7 @@ class ContextLLM(FunctionCallingLLM, Closing):
     def _answer(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Flow[ChatResponse]:
         begun = yield from self._begin(messages, kwargs)
         with original_error():
-            reply = yield from Invoke(begun.context.ask, begun.context.aask, begun.turn_input)
+            reply = yield from Invoke(begun.context.handle.complete, begun.context.handle.acomplete, begun.turn_input)
             yield from begun.receive(reply)
         self._note_reply(begun, reply)
         (response,) = begun.call.take()
@@ -469,7 +469,9 @@ class ContextLLM(FunctionCallingLLM, Closing):
         begun = yield from self._begin(messages, kwargs)
         replies: list[Reply] = []
         with original_error():
-            events = yield from Invoke(begun.context.stream, begun.context.astream, begun.turn_input, replies.append)
+            events = yield from Invoke(
+                begun.context.handle.stream, begun.context.handle.astream, begun.turn_input, replies.append
+            )
             yield from each(events, lambda _: begun.call.take())
             yield from begun.receive(replies[0])
             yield from begun.call.take()
@@ -483,7 +485,9 @@ class ContextLLM(FunctionCallingLLM, Closing):
         run = pool.take_run(incoming.listed)
         context = run.context
         if run.earlier or run.learnt:
-            yield from Invoke(context.run_flow, context.arun_flow, partial(run.prepare, incoming.asked_ids))
+            yield from Invoke(
+                context.handle.run_flow, context.handle.arun_flow, partial(run.prepare, incoming.asked_ids)
+            )
         if run.earlier:
             yield from Invoke(context.add, context.aadd, run.earlier)
         return incoming.in_run(run, arguments)

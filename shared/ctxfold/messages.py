@@ -235,17 +235,17 @@ class ProviderSummary:
         )
 
 
-def system(text: str, *, id: str) -> Message:
-    """Returns a system message with one text part."""
+def system(text: str, *, id: str = "") -> Message:
+    """Returns a system message with one text part; without an id, the session that takes it gives it one."""
     return Message(id, "system", (TextPart(text),))
 
 
-def user(text: str, *, id: str) -> Message:
-    """Returns a user message with one text part."""
+def user(text: str, *, id: str = "") -> Message:
+    """Returns a user message with one text part; without an id, the session that takes it gives it one."""
     return Message(id, "user", (TextPart(text),))
 
 
-def assistant(text: str, *, id: str, reasoning: str = "", calls: Iterable[ToolCallPart] = ()) -> Message:
+def assistant(text: str, *, id: str = "", reasoning: str = "", calls: Iterable[ToolCallPart] = ()) -> Message:
     """Returns an assistant message; empty text or reasoning adds no part."""
     parts: list[Part] = []
     if reasoning:
@@ -259,7 +259,7 @@ def tool_result(
     call_id: str,
     content: str,
     *,
-    id: str,
+    id: str = "",
     name: str | None = None,
     is_error: bool = False,
 ) -> Message:
@@ -271,12 +271,6 @@ def result_as_text(message: Message) -> Message:
     """Returns the result of a call that the conversation does not have as a user message; no service takes it as a result."""
     media = (p for p in message.parts if isinstance(p, MediaPart))
     return replace(message, role="user", parts=(TextPart(f"Result of a tool call:\n{message.text}"), *media), name=None)
-
-
-def by_role(messages: Iterable[Message], role: Role) -> tuple[Message, ...]:
-    """Returns the messages with a role; raises UnknownRoleError for any other value."""
-    check_role(role)
-    return tuple(m for m in messages if m.role == role)
 
 
 def check_role(role: object) -> Role:
@@ -430,7 +424,7 @@ def validated(message: Message) -> Message:
 def _check_message(value: object) -> None:
     if not isinstance(value, Message):
         raise MessageError(
-            f"a message is {kind_of(value)}: give text, or ctxfold.Message, such as context.user_message('...') returns; "
+            f"a message is {kind_of(value)}: give text, or ctxfold.Message, such as ctxfold.user('...') returns; "
             "langchain_ctx.messages.from_langchain and llamaindex_ctx.messages.from_chat_messages convert those of the frameworks"
         )
     if value.visibility not in VISIBLE:
@@ -448,7 +442,7 @@ def _check_message(value: object) -> None:
     if wrong:
         raise MessageError(
             f"message {value.id!r} holds {kind_of(wrong[0])} where its id or a part should be: make it with "
-            "context.user_message('...') or ctxfold.messages.assistant('...', id='...')"
+            "ctxfold.user('...') or ctxfold.assistant('...')"
         )
 
 

@@ -117,7 +117,7 @@ def test_lines_of_one_wire_import_on_a_backend_of_another(tmp_path: Any) -> None
                 open_backend(provider, "m", api_key="k") as backend,
                 AgentContext(backend, session_id="s", store="memory://", context_window=9000) as context,
             ):
-                context.import_jsonl(path)
+                context.files.import_jsonl(path)
                 messages = context.messages()
             assert [m.role for m in messages] == ["user", "assistant", "tool", "assistant"]
             assert [(c.id, c.name) for c in messages[1].tool_calls] == [("c1", "ls")]

@@ -110,7 +110,7 @@ def answered(messages: Sequence[Message], window: int) -> list[tuple[Cell, ...]]
             conversation = Conversation(said, (), (asked,))
             context.add(user(question, id=f"q{number}"))
             request = context.window(recall=True)
-            context.pop()
+            context.edit.pop()
             budget = window - window // 5 - COUNTER.count(question)
             shown = [flat(m) for m in request.messages[:-1]] + request.recalled.split("\n")
             peers = [filled(conversation, ranked(conversation, asked, neighbours=n), budget) for n in (False, True)]

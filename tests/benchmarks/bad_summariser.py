@@ -162,8 +162,8 @@ def _resolves(context: AgentContext, copy: Copy) -> bool:
     """Whether search leads to a message that says the value, and the message that first said it can be read."""
     hits = context.search(copy.value, limit=10)
     try:
-        found = any(copy.value in flat(context.get(hit.reference)).casefold() for hit in hits)
-        return found and copy.value in flat(context.get(copy.origin)).casefold()
+        found = any(copy.value in flat(context.archive.get(hit.reference)).casefold() for hit in hits)
+        return found and copy.value in flat(context.archive.get(copy.origin)).casefold()
     except MessageNotFoundError:
         return False
 

@@ -108,7 +108,7 @@ def writes(calls: int, size: int, *, in_one_turn: bool = True) -> Writes:
         )
     sent = sum(len(m.text) + sum(len(c.arguments) for c in m.tool_calls) for r in backend.requests for m in r.messages)
     summaries = len(summarizer.requests)
-    lost = sum(context.get(f"a{n}").tool_calls[0].arguments != arguments[n] for n in range(calls))
+    lost = sum(context.archive.get(f"a{n}").tool_calls[0].arguments != arguments[n] for n in range(calls))
     return Writes(calls, size, sent, summaries, lost, context.usage().compactions)
 
 

@@ -95,7 +95,7 @@ def _folded(
             reply = context.send(turn.user, tools=tools, recall=recall)
             outputs = {c.id: text for r in turn.rounds for c, text in zip(r.calls, r.results, strict=True)}
             while calls := reply.message.tool_calls:
-                results = [tool_result(c.id, outputs[c.id], id=context.new_id(), name=c.name) for c in calls]
+                results = [tool_result(c.id, outputs[c.id], id=context.handle.new_id(), name=c.name) for c in calls]
                 reply = context.send(results, tools=tools, recall=recall)
         bodies = [canonical_lines(tools, request.body["messages"]) for request in server.requests]
         return (bodies, recall), context.usage().prefix.breaks

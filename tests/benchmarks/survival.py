@@ -123,7 +123,7 @@ def survived(case: Case, limit: int | None = None) -> Survived:
 
 
 def _resolves(context: AgentContext, text: str) -> bool:
-    return any(text in context.get(hit.reference).text for hit in context.search(text, limit=10))
+    return any(text in context.archive.get(hit.reference).text for hit in context.search(text, limit=10))
 
 
 def langchain_survived(case: Case, limit: int | None = None) -> Survived:

@@ -175,7 +175,7 @@ def test_a_session_keeps_its_rules(ctxfold: Run, store: str) -> None:
     for command in (("show", "ann"), ("compact", "ann", "--force"), ("undo", "ann"), ("search", "ann", "locker")):
         assert ctxfold(*command).code == 0
     with context(store=store, session_id="ann", create=False) as ann:
-        assert ann.rules().context_window == 1_500
+        assert ann.policy.context_window == 1_500
 
 
 def test_fork(ctxfold: Run) -> None:
@@ -196,7 +196,7 @@ def test_export_and_import_give_the_same_session(ctxfold: Run, tmp_path: Path, s
     assert ctxfold("show", "copy", "--json").json == ctxfold("show", "ann", "--json").json
     assert ctxfold("window", "copy", "--json").json["blocks"] == ctxfold("window", "ann", "--json").json["blocks"]
     with context(store=store, session_id="copy", create=False) as copy:
-        assert copy.rules().context_window == 1_500
+        assert copy.policy.context_window == 1_500
     again = ctxfold("import", "copy", str(file))
     assert (again.code, "into a new name" in again.err) == (1, True)
 
@@ -251,7 +251,7 @@ def test_erase_messages(ctxfold: Run, store: str) -> None:
     with SqlStore(store) as opened:
         assert places_of("47-B", opened) == []
     with context(store=store, session_id="new") as fork, pytest.raises(MessageErasedError):
-        fork.get("m")
+        fork.archive.get("m")
 
 
 def test_erase_a_session_and_everything(ctxfold: Run) -> None:

@@ -83,7 +83,7 @@ async def test_p3_an_answer_arrives_once(store: str) -> None:
 async def test_what_was_replaced_is_read_as_it_is_now(store: str) -> None:
     with context(store=store, session_id="edited") as ctx:
         ctx.add([user("Who?", id="q"), assistant("Mail ann@example.com.", id="a")])
-        ctx.update("a", assistant("Mail [REDACTED].", id="a"))
+        ctx.edit.update("a", assistant("Mail [REDACTED].", id="a"))
     async with connected(store) as client:
         for reference in ("#2", "a", "#1-#2"):
             read = await told(client, "read", session="edited", reference=reference)
@@ -190,7 +190,7 @@ async def test_another_owner_cannot_be_reached(store: str) -> None:
 
 async def test_wrong_arguments_are_explained(store: str) -> None:
     with context(store=store, session_id="bob") as bob:
-        bob.erase("d")
+        bob.erasure.erase("d")
         bob.add("a private word", visibility="user")
     async with connected(store) as client:
         for arguments in (

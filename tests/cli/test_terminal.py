@@ -100,7 +100,7 @@ def test_watch_ends_with_the_session(store: str) -> None:
             assert process.stdout is not None
             assert process.stdout.readline()
             with context(store=store, session_id="bob") as bob:
-                bob.erase_session()
+                bob.erasure.erase_session()
             _, errors = process.communicate(timeout=60)
             assert process.returncode == 3
             assert "does not exist" in errors

@@ -81,7 +81,7 @@ def test_older_arguments_are_excerpts_with_the_same_fields_and_types() -> None:
 def test_nothing_of_them_is_lost() -> None:
     ctx, _ = agent(6)
     answer(ctx, 6)
-    assert ctx.get("#2").tool_calls == (written(0),)
+    assert ctx.archive.get("#2").tool_calls == (written(0),)
     read = next(t for t in history_tools(ctx) if t.name == "read_message")
     text, offset = "", 0
     while True:
@@ -92,9 +92,9 @@ def test_nothing_of_them_is_lost() -> None:
         offset = int(head.rpartition(" ")[2])
     assert json.loads(text.removeprefix("calls write_file(").removesuffix(")"))["content"] == FILE
     assert "#2" in [h.reference for h in ctx.search("function_299", limit=10)]
-    assert ctx.explain_message("a0").where == "excerpt"
-    assert "arguments of a call" in ctx.explain_message("a0").why
-    assert [ctx.get(f"a{n}").tool_calls for n in range(6)] == [(written(n),) for n in range(6)]
+    assert ctx.archive.explain("a0").where == "excerpt"
+    assert "arguments of a call" in ctx.archive.explain("a0").why
+    assert [ctx.archive.get(f"a{n}").tool_calls for n in range(6)] == [(written(n),) for n in range(6)]
 
 
 def test_between_two_epochs_each_request_begins_like_the_one_before() -> None:
@@ -118,12 +118,12 @@ def test_undo_restore_fork_and_files_know_of_it(tmp_path: Any) -> None:
     ctx.restore("a0")
     assert next(m for m in ctx.view().messages if m.id == "a0").tool_calls == (written(0),)
     with ctx.fork("other") as fork:
-        assert fork.get("a1").tool_calls == (written(1),)
+        assert fork.archive.get("a1").tool_calls == (written(1),)
         assert any(e.id == "a1" and e.shown_seq for e in fork.view())
-    ctx.export_jsonl(tmp_path / "all.jsonl")
+    ctx.files.export_jsonl(tmp_path / "all.jsonl")
     with context(context_window=64_000, session_id="copy") as copy:
-        copy.import_jsonl(tmp_path / "all.jsonl")
-        assert copy.get("a1").tool_calls == (written(1),)
+        copy.files.import_jsonl(tmp_path / "all.jsonl")
+        assert copy.archive.get("a1").tool_calls == (written(1),)
     while ctx.view().epoch and any(e.shown_seq for e in ctx.view()):
         ctx.undo()
     assert all(
@@ -134,7 +134,7 @@ def test_undo_restore_fork_and_files_know_of_it(tmp_path: Any) -> None:
 def test_an_erased_call_leaves_nothing_of_its_arguments(tmp_path: Any) -> None:
     ctx, _ = agent(6, store=f"sqlite:///{tmp_path}/a.db")
     answer(ctx, 6)
-    ctx.erase("a0")
+    ctx.erasure.erase("a0")
     ctx.close()
     stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"src/m0.py" not in stored

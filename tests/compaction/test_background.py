@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from ctxfold import AgentContext, BackendError, HistoryCompacted, MemoryStore, Reply, Request, SqlStore
+from ctxfold import AgentContext, BackendError, HistoryCompacted, MemoryStore, Reply, Request, SqlStore, user
 from ctxfold.effects import LocalTasks
 from ctxfold.history.records import SessionKey
 from tests.support.driven import context, scripted
@@ -105,7 +105,7 @@ def compactions(ctx: AgentContext) -> list[HistoryCompacted]:
 
 def busy(ctx: AgentContext) -> bool:
     """Whether something is under way in the background."""
-    tasks: Any = ctx._engine.ports.tasks
+    tasks: Any = ctx.handle.engine.ports.tasks
     return tasks is not None and tasks.running > 0
 
 
@@ -169,7 +169,7 @@ def test_what_was_prepared_is_thrown_away_when_its_source_changed() -> None:
         events = compactions(ctx)
         number = sent_until(lambda: slow.callers, ctx)
         assert not events
-        ctx.update(0, ctx.user_message("Point 0 is Y0 now. " + "filler " * 20))
+        ctx.edit.update(0, user("Point 0 is Y0 now. " + "filler " * 20))
         sent_until(lambda: events, ctx, number)
         assert "Y0" in str(slow.backend.requests[-1].messages)
 
@@ -332,7 +332,7 @@ def test_two_workers_never_summarise_one_span(tmp_path: Any) -> None:
     settings: dict[str, Any] = {"session_id": "s", "background": False}
     with session(slow, store=url, **settings, auto_compact=False) as first:
         for number in range(60):  # more than the window holds
-            first.add([first.user_message(talk(number))])
+            first.add([user(talk(number))])
         worker = threading.Thread(target=first.compact)
 
         def end() -> None:
@@ -393,7 +393,7 @@ def test_the_lease_of_a_worker_that_died_in_a_compaction_is_taken_over(
         asked, other = CONTEXT.Event(), Slow(held=False)
         settings: dict[str, Any] = {"store": url, "session_id": "s", "background": False}
         with session(other, **settings, auto_compact=False) as filled:
-            filled.add([filled.user_message(talk(number)) for number in range(60)])
+            filled.add([user(talk(number)) for number in range(60)])
         worker = start(compact_without_end, url, asked)
         assert asked.wait(300)
         worker.kill()
@@ -431,7 +431,7 @@ def test_a_span_that_was_summarised_before_the_lease_was_free_is_not_summarised_
 
     with session(slow, store=url, **settings, auto_compact=False) as first:
         for number in range(60):
-            first.add([first.user_message(talk(number))])
+            first.add([user(talk(number))])
         worker = threading.Thread(target=first.compact)
         with Late(url) as store, session(other, store=store, **settings) as second:
             second.view()
@@ -452,7 +452,7 @@ def test_what_was_prepared_is_not_used_for_a_request_that_has_to_fit_after_its_s
         events = compactions(ctx)
         sent_until(lambda: slow.callers, ctx)
         assert not events
-        ctx.update(0, ctx.user_message("Point 0 is Y0 now. " + "filler " * 20))
+        ctx.edit.update(0, user("Point 0 is Y0 now. " + "filler " * 20))
         ctx.send(talk(99, fillers=900))
         assert events
         assert "Y0" in str(slow.backend.requests[-1].messages)

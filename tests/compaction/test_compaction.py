@@ -99,8 +99,8 @@ def test_soft_tier_replaces_tool_outputs(make: Make) -> None:
     assert_legal(view)
     first = next(m for m in view if m.id == "t0-r0")
     assert "archived as #3" in first.text
-    assert ctx.get("t0-r0").text == "result " * 150
-    assert ctx.explain_message("t0-r0").where == "excerpt"
+    assert ctx.archive.get("t0-r0").text == "result " * 150
+    assert ctx.archive.explain("t0-r0").where == "excerpt"
     assert view[-2].text == "result " * 150, "the newest outputs stay"
 
 
@@ -198,7 +198,7 @@ def test_large_tool_results_are_excerpts_from_the_first_time_on(make: Make) -> N
     assert sent[0].text.startswith("start1")
     assert sent[0].text.endswith("end1")
     assert MESSAGES.count_all(backend.requests[1].messages) <= 800
-    assert ctx.get("r1").text.startswith("start1 x x")
+    assert ctx.archive.get("r1").text.startswith("start1 x x")
     assert ctx.usage().prefix.breaks == ()
     small = tool_result("c", "short", id="s")
     assert sized([small], rules=policy_for(1_000), counter=MESSAGES) == [(small, None)]
@@ -265,7 +265,7 @@ def test_a_summary_of_equal_size_is_rejected(make: Make) -> None:
     whole = sum(MESSAGES.count(m) for m in source[:4])
     for tokens, taken in ((whole, False), (whole - 1, True)):
         ctx = make(context_window=8_000, strategy=Exactly(tokens))
-        ctx.ctx.auto_compact = False
+        ctx.ctx.set_policy(auto_compact=False)
         ctx.add(source)
         if taken:
             ctx.compact(force=True)
@@ -295,13 +295,13 @@ def test_a_written_plan_of_equal_size_is_rejected(make: Make) -> None:
 
     equal = next(t for t in ("x" * n for n in range(5_000)) if MESSAGES.count(user(t, id="s")) == whole)
     ctx = make(context_window=8_000, strategy=Written(equal))
-    ctx.ctx.auto_compact = False
+    ctx.ctx.set_policy(auto_compact=False)
     ctx.add(source)
     with pytest.raises(NotEnoughHistoryError, match=f"would not be smaller: {whole} of {whole}"):
         ctx.compact(force=True)
     assert ctx.view().messages == tuple(source)
     smaller = make(context_window=8_000, strategy=Written(equal[:-20]))
-    smaller.ctx.auto_compact = False
+    smaller.ctx.set_policy(auto_compact=False)
     smaller.add(source)
     smaller.compact(force=True)
     assert smaller.view().messages[0].kind == "summary"
@@ -321,7 +321,7 @@ def test_a_lost_race_changes_nothing() -> None:
         other = context(store=store)
 
         def meanwhile(_: Any) -> str:
-            other.remove(0)
+            other.edit.remove(0)
             return "a summary of what is gone"
 
         one = context(store=store, context_window=2_000, summarizer=scripted(meanwhile))
@@ -507,7 +507,7 @@ def test_a_provider_that_compacts_by_itself_is_left_to_do_so(make: Make, how: st
     for number in range(80):
         before = ctx.view().tokens / ctx.usage().budget_tokens
         ctx.send(f"question {number} " + "word " * 20, extra=extra)
-        if ctx.compacted_in_turn():
+        if ctx.handle.compacted_in_turn():
             shares.append(before)
             assert ctx.usage().turns_since_summary == 0
     assert ctx.usage().turns_since_summary in range(80)
@@ -523,7 +523,7 @@ def test_a_summary_may_be_limited_for_one_call(make: Make) -> None:
     outcome = ctx.ctx.service.compact_context(summary_tokens=100)
     assert outcome.status == "compacted"
     assert ctx.view().compressed[0].tokens <= 100 + 32
-    assert ctx.rules().summary_tokens > 100, "of this call only"
+    assert ctx.policy.summary_tokens > 100, "of this call only"
     with pytest.raises(ConfigError, match="summary_tokens"):
         ctx.ctx.service.compact_context(summary_tokens=0)
 

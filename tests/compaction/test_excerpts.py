@@ -371,7 +371,7 @@ def test_an_excerpt_that_is_handed_in_again_is_the_output_that_it_stands_for(mak
     excerpt_shown = ctx.view().messages[2]
     assert excerpt_shown.text != result.text
     assert ctx.add(excerpt_shown).messages == ()
-    assert ctx.get(result.id).text == result.text
+    assert ctx.archive.get(result.id).text == result.text
 
 
 @pytest.mark.parametrize("references", [True, False])

@@ -36,7 +36,7 @@ def test_outputs_of_the_asking_turn_give_way_when_summaries_free_too_little(make
     shown = text_of(backend.requests[-1].messages)
     assert said("third", 1_800) in shown  # what was asked for last stays whole
     assert said("first", 4_600) not in shown
-    kept: Any = ctx.get("first-r0")
+    kept: Any = ctx.archive.get("first-r0")
     assert kept.text == said("first", 4_600)
 
 
@@ -94,5 +94,5 @@ def test_what_was_recalled_travels_only_while_its_message_fits(make: Callable[..
         ctx.send("What is the value of key 3?")
         ctx.send(tool_result("r-c0", "x" * size, id="r-r0"))
         request = backend.requests[-1]
-        assert sum(map(ctx.ctx.counter.count, request.messages)) <= 400
+        assert sum(map(ctx.ctx.handle.counter.count, request.messages)) <= 400
         assert "key 3" in request.messages[-1].text  # as much as fits

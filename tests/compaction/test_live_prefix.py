@@ -23,6 +23,7 @@ from ctxfold import (
     ToolSpec,
     Usage,
     assistant,
+    tool_result,
     user,
 )
 from ctxfold.backends.anthropic import request_body
@@ -247,7 +248,7 @@ def test_erased_text_is_never_sent_again(make: Make) -> None:
     ctx = make(backend, context_window=8_000)
     talked(ctx, 12)
     first = ctx.messages()[0]
-    ctx.erase(first.id)
+    ctx.erasure.erase(first.id)
     before = len(backend.requests)
     ctx.compact(force=True)
     assert len(backend.requests) > before
@@ -286,7 +287,7 @@ def test_strict_services_accept_the_request(strict: Any) -> None:
         events = watched(Driven(ctx, None))
         for number in range(20):
             (call,) = ctx.send(said(number), tools=TOOLS).message.tool_calls
-            ctx.send([ctx.tool_message(call.id, f"Wall {number}.")], tools=TOOLS)
+            ctx.send([tool_result(call.id, f"Wall {number}.")], tools=TOOLS)
         assert events
         assert [e.problems for e in events] == [()] * len(events)
         live = [r.body for r in server.requests if asks_on_live_prefix(r.body)]
@@ -311,7 +312,7 @@ def test_a_round_under_way_is_summarised_on_what_was_sent(make: Make) -> None:
     events = watched(ctx)
     reply = ctx.send("Look everything up.", tools=TOOLS)
     for number in range(12):
-        reply = ctx.send([ctx.tool_message(reply.message.tool_calls[0].id, said(number) * 4)], tools=TOOLS)
+        reply = ctx.send([tool_result(reply.message.tool_calls[0].id, said(number) * 4)], tools=TOOLS)
     live = [r for r in backend.requests if is_live(r)]
     assert live
     for request in live:

@@ -44,7 +44,7 @@ def test_it_is_named_in_transcript_summary_recall_and_search(line: str, text: st
         ctx.add(shown(*MEDIA[line], text))
         ctx.add(turns(24))
         ctx.compact(force=True)
-        assert ctx.explain_message("m").where == "compacted"
+        assert ctx.archive.explain("m").where == "compacted"
         assert line in ctx.view().compressed[0].message.text
         kind = line[1:].partition(",")[0]
         question = f"What did the {kind} of the meter show?"
@@ -80,8 +80,8 @@ def test_its_name_does_not_move_what_other_questions_find(make: Make) -> None:
         ctx.add(turns(24))
         for _ in range(2):
             scores.append([hit.score for hit in ctx.search("meter")])
-            if ctx.explain_message("m").where != "compacted":
+            if ctx.archive.explain("m").where != "compacted":
                 ctx.compact(force=True)
-        assert ctx.explain_message("m").where == "compacted"
+        assert ctx.archive.explain("m").where == "compacted"
     assert scores[:2] == scores[2:]
     assert len(scores[0]) == 2

@@ -21,7 +21,7 @@ def test_with_a_focus_what_bears_on_it_stays_word_for_word(by: str) -> None:
     ctx.add([user("Who guards the zebra7 gate?", id="q"), *tool_round("t"), assistant("A guard.", id="d")])
     if by == "goal":
         ctx.add([user("And now?", id="w"), assistant("Wait.", id="v")])
-        ctx.set_goal("Get through the zebra7 gate")
+        ctx.edit.set_goal("Get through the zebra7 gate")
     outcome = service.compact_context(focus="zebra7 gate" if by == "topic" else True)
     assert outcome.event is not None
     assert outcome.event.strategy == "focus"
@@ -38,7 +38,7 @@ def test_a_focus_that_nothing_bears_on_or_that_everything_does() -> None:
     service = ctx.service
     ctx.add(turns(10, words=60))
     assert service.maybe_proactive_compress(0.05, focus="question"), "at most half of what is older stays"
-    assert ctx.view().tokens < 0.75 * sum(ctx.counter.count(m) for m in turns(10, words=60))
+    assert ctx.view().tokens < 0.75 * sum(ctx.handle.counter.count(m) for m in turns(10, words=60))
     ctx.undo()
     assert service.compact_context(focus="xylophone").compacted
     assert len(ctx.view().messages) == 3, "a summary, and the newest"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, CompactionHeld, ConfigError, Message, assistant, user
+from ctxfold import AgentContext, CompactionHeld, ConfigError, Message, assistant, tool_result, user
 from ctxfold.compaction.strategy import CompactionInput, Plan, Skip
 from ctxfold.errors import StrategyError
 from ctxfold.events import RewriteRefused
@@ -148,9 +148,9 @@ def test_subscribers_may_not_be_async(make: Make, given: Any) -> None:
     with pytest.raises(ConfigError, match="is async"):
         ctx.subscribe(given)
     with pytest.raises(ConfigError, match="is async"):
-        ctx.on_compaction(given)
+        ctx.edit.on_compaction(given)
     with pytest.raises(ConfigError, match="compaction subscriber is"):
-        ctx.on_compaction("no function")
+        ctx.edit.on_compaction("no function")
 
 
 class Planning:
@@ -216,7 +216,7 @@ def test_subscribers_that_raise_cost_no_reply(make: Make, error: type[Exception]
     ctx = make(scripted(*["fine, thank you"] * 40), context_window=400, summarizer=scripted(*["short"] * 40))
     reasons = held(ctx)
     ctx.subscribe(raising)
-    ctx.on_compaction(raising)
+    ctx.edit.on_compaction(raising)
     for number in range(20):
         assert ctx.send(f"question {number}").message.text == "fine, thank you"
     assert ctx.usage().compactions > 0
@@ -253,7 +253,7 @@ def test_a_summarizer_is_asked_on_each_input_and_between_tool_rounds(make: Make)
     assert own.seen[0][-1] == "user"
     for number in range(3):
         own.due = number == 1
-        ctx.send(ctx.tool_message(f"c{number}", f"found {number}"))
+        ctx.send(tool_result(f"c{number}", f"found {number}"))
         assert_legal(backend.requests[-1].messages)
         assert own.seen[number + 1][-1] == "tool"
     assert ctx.usage().compactions == 1

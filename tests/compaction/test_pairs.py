@@ -67,19 +67,19 @@ def test_the_oldest_are_summarised_and_the_window_stays_as_it_is(make: Make) -> 
     ctx = make(summarizer=summarizer, context_window=20_000)
     filled(ctx, 9)
     before = ctx.window().messages
-    assert ctx.summarize_tools() == 3, "all but the newest six"
-    assert ctx.summarize_tools() == 0
+    assert ctx.service.summarize_tool_pairs() == 3, "all but the newest six"
+    assert ctx.service.summarize_tool_pairs() == 0
     assert len(summarizer.requests) == 3
     assert "rooms" in summarizer.requests[0].messages[-1].text, "the model sees the call"
     assert ctx.window().messages == before
     assert ctx.usage().compactions == 0
-    assert ctx.apply_tool_summaries() == 3
-    assert ctx.apply_tool_summaries() == 0
+    assert ctx.service.apply_tool_pair_summaries() == 3
+    assert ctx.service.apply_tool_pair_summaries() == 0
     shown = {m.id: m.text for m in ctx.window().messages}
     assert shown["t0"].startswith("Room 0 at hotel H0X costs 100 EUR.")
     assert "archived as #3" in shown["t0"]
     assert shown["t3"] == output(3)
-    assert ctx.get("t0").text == output(0)
+    assert ctx.archive.get("t0").text == output(0)
     assert ctx.messages(audience="user")[2].text == output(0), "users still see the original"
 
 
@@ -87,12 +87,12 @@ def test_they_are_shown_under_pressure_and_do_not_hold_a_summary_back(make: Make
     ctx = make(summarizer=scripted(*[short] * 99), context_window=5_000, soft_ratio=0.5, auto_compact=False)
     done = heard(ctx, HistoryCompacted)
     filled(ctx, 10)
-    assert ctx.summarize_tools() == 4
+    assert ctx.service.summarize_tool_pairs() == 4
     ctx.set_policy(auto_compact=True)
     filled(ctx, 1, start=10)
     assert [e.strategy for e in done] == ["tool_summaries"]
     assert done[0].archived == 4
-    assert not ctx.compacted_in_turn()
+    assert not ctx.handle.compacted_in_turn()
     assert ctx.view().compressed == ()
 
 
@@ -100,10 +100,10 @@ def test_a_backlog_is_pressure_of_its_own_where_it_frees_enough(make: Make) -> N
     ctx = make(summarizer=scripted(*[short] * 99), context_window=7_500, soft_ratio=0.9)
     done = heard(ctx, HistoryCompacted)
     filled(ctx, 11)
-    assert ctx.summarize_tools() == 5
+    assert ctx.service.summarize_tool_pairs() == 5
     filled(ctx, 1, start=11)
     assert done == [], "five wait"
-    assert ctx.summarize_tools() == 1
+    assert ctx.service.summarize_tool_pairs() == 1
     filled(ctx, 1, start=12)
     assert [e.strategy for e in done] == ["tool_summaries"]
     assert "6 summaries of tool outputs wait" in done[0].reason
@@ -118,7 +118,7 @@ def test_what_has_no_summary_yet_gives_way_to_an_excerpt_beside_them(make: Make)
     )
     done = heard(ctx, HistoryCompacted)
     filled(ctx, 8)
-    assert ctx.summarize_tools() == 2
+    assert ctx.service.summarize_tool_pairs() == 2
     filled(ctx, 4, start=8)
     ctx.set_policy(auto_compact=True)
     filled(ctx, 1, start=12)
@@ -134,7 +134,7 @@ def test_the_whole_output_is_named_where_references_are(references: bool) -> Non
         summarizer=scripted(*[short] * 9), context_window=5_000, auto_compact=False, references=references
     ) as ctx:
         filled(ctx, 9)
-        assert ctx.summarize_tools() == 3
+        assert ctx.service.summarize_tool_pairs() == 3
         ctx.set_policy(auto_compact=True)
         filled(ctx, 5, start=9)
         shown = next(m.text for m in ctx.window().messages if m.id == "t0")
@@ -156,17 +156,17 @@ def test_in_the_background_of_ordinary_turns(strategy: str) -> None:
         assert sum(e.messages for e in told) >= 4
         assert all(e.problems == () for e in told)
         for number in range(14):
-            assert ctx.get(f"t{number}").text == output(number)
+            assert ctx.archive.get(f"t{number}").text == output(number)
 
 
 async def test_and_as_a_task_of_the_loop() -> None:
     async with context(summarizer=scripted(*[short] * 99), context_window=5_000, tool_summaries=True) as ctx:
         for number in range(9):
             await ctx.aadd(looked_up(number))
-        tasks = ctx._engine.ports.tasks
+        tasks = ctx.handle.engine.ports.tasks
         assert tasks is not None
         await tasks.aclose(wait=True)
-        assert await ctx.aapply_tool_summaries() == 3
+        assert await ctx.service.aapply_tool_pair_summaries() == 3
 
 
 def test_mid_turn_they_make_room_for_an_agents_own_rounds() -> None:
@@ -181,15 +181,15 @@ def test_mid_turn_they_make_room_for_an_agents_own_rounds() -> None:
             ctx.send([tool_result(f"c{number}", output(number), id=f"t{number}")])
         assert done[0].strategy == "tool_summaries"
         assert "Room 0 at hotel H0X costs 100 EUR" in text_of(backend.requests[-1].messages)
-        assert ctx.get("t0").text == output(0)
+        assert ctx.archive.get("t0").text == output(0)
 
 
 def test_a_model_that_fails_leaves_an_extractive_summary(make: Make) -> None:
     ctx = make(summarizer=scripted(*[BackendError("down", kind="server")] * 9), context_window=20_000)
     told = heard(ctx, OutputsPrepared)
     filled(ctx, 8)
-    assert ctx.summarize_tools() == 2
-    assert ctx.apply_tool_summaries() == 2
+    assert ctx.service.summarize_tool_pairs() == 2
+    assert ctx.service.apply_tool_pair_summaries() == 2
     shown = {m.id: m.text for m in ctx.window().messages}
     assert "H0X" in shown["t0"]
     assert "100 EUR" in shown["t0"]
@@ -201,8 +201,8 @@ def test_a_model_that_fails_leaves_an_extractive_summary(make: Make) -> None:
 def test_what_a_summary_leaves_out_stands_beside_it_word_for_word(make: Make) -> None:
     ctx = make(summarizer=scripted(*["The rooms at hotel H0X were listed."] * 9), context_window=20_000)
     filled(ctx, 7)
-    ctx.summarize_tools()
-    ctx.apply_tool_summaries()
+    ctx.service.summarize_tool_pairs()
+    ctx.service.apply_tool_pair_summaries()
     shown = {m.id: m.text for m in ctx.window().messages}["t0"]
     assert shown.startswith("The rooms")
     assert "100 EUR" in shown
@@ -231,7 +231,7 @@ def test_a_store_that_fails_loses_no_summary() -> None:
         quiet(ctx)
         assert any("disk full" in p for e in told for p in e.problems)
         assert len(summarizer.requests) == 4, "each output was summarised once"
-        assert ctx.apply_tool_summaries() == 4
+        assert ctx.service.apply_tool_pair_summaries() == 4
 
 
 def test_they_outlive_a_restart_a_snapshot_and_an_undo(tmp_path: Any) -> None:
@@ -239,19 +239,19 @@ def test_they_outlive_a_restart_a_snapshot_and_an_undo(tmp_path: Any) -> None:
     settings: dict[str, Any] = {"store": url, "context_window": 20_000}
     with context(summarizer=scripted(*[short] * 99), **settings) as ctx:
         filled(ctx, 8)
-        assert ctx.summarize_tools() == 2
+        assert ctx.service.summarize_tool_pairs() == 2
         for number in range(1_000):  # beyond the next snapshot of the state
-            ctx.set_goal(f"goal {number}")
+            ctx.edit.set_goal(f"goal {number}")
     with context(**settings) as again:
         before = again.window().messages
-        assert again.apply_tool_summaries() == 2
+        assert again.service.apply_tool_pair_summaries() == 2
         again.undo()
         assert again.window().messages == before
-        assert again.apply_tool_summaries() == 2
-        again.export_jsonl(tmp_path / "all.jsonl")
+        assert again.service.apply_tool_pair_summaries() == 2
+        again.files.export_jsonl(tmp_path / "all.jsonl")
         after = again.window().messages
     with context(session_id="other", context_window=20_000) as other:
-        other.import_jsonl(tmp_path / "all.jsonl")
+        other.files.import_jsonl(tmp_path / "all.jsonl")
         assert other.window().messages == after
 
 
@@ -259,13 +259,13 @@ def test_pins_and_changed_messages_are_left_alone(make: Make) -> None:
     ctx = make(summarizer=scripted(*[short] * 99), context_window=20_000)
     filled(ctx, 9)
     ctx.pin("t0")
-    assert ctx.summarize_tools() == 2
+    assert ctx.service.summarize_tool_pairs() == 2
     place = next(i for i, e in enumerate(ctx.view().live) if e.id == "t1")
-    ctx.update(place, tool_result("c1", "Nothing was found.", id="t1"))
+    ctx.edit.update(place, tool_result("c1", "Nothing was found.", id="t1"))
     ctx.pin("t2")
-    assert ctx.apply_tool_summaries() == 0
+    assert ctx.service.apply_tool_pair_summaries() == 0
     ctx.unpin("t2")
-    assert ctx.apply_tool_summaries() == 1
+    assert ctx.service.apply_tool_pair_summaries() == 1
     shown = {m.id: m.text for m in ctx.window().messages}
     assert shown["t0"] == output(0)
     assert shown["t1"] == "Nothing was found."
@@ -275,7 +275,7 @@ def test_the_calls_are_counted_once(make: Make) -> None:
     summarizer = scripted(*[short] * 99)
     ctx = make(summarizer=summarizer, context_window=20_000, max_summary_calls=3)
     filled(ctx, 12)
-    assert ctx.summarize_tools() == 6, "three by the model, the others without"
+    assert ctx.service.summarize_tool_pairs() == 6, "three by the model, the others without"
     assert len(summarizer.requests) == 3
 
 
@@ -291,10 +291,10 @@ def test_closing_ends_what_is_under_way_and_gives_nothing_up() -> None:
     slow.gate.set()
     wait_for(lambda: not any(t.name == "ctxfold-background" for t in threading.enumerate()))
     with context(store=store, summarizer=scripted(*[short] * 99), context_window=20_000) as again:
-        assert again.get("t0").text == output(0)
-        assert again.summarize_tools() == 0, "the lease of the one that was stopped ends by itself"
-        store.release(ctx._key, "tool summaries", opened(ctx).worker)
-        assert again.summarize_tools() == 6
+        assert again.archive.get("t0").text == output(0)
+        assert again.service.summarize_tool_pairs() == 0, "the lease of the one that was stopped ends by itself"
+        store.release(ctx.handle.key, "tool summaries", opened(ctx).worker)
+        assert again.service.summarize_tool_pairs() == 6
 
 
 async def test_a_loop_that_ends_leaves_no_half_summary() -> None:

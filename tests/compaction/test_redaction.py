@@ -227,7 +227,7 @@ def test_no_template_token_survives_in_excerpts_pages_and_hits(token: str) -> No
         shown = next(m.text for m in ctx.view().messages if m.role == "tool")
         page = next(t for t in history_tools(ctx) if t.name == "read_message").call("#3")
         excerpt = next(h.excerpt for h in ctx.search("zebra7") if h.role == "tool")
-        assert ctx.get("t").text == said
+        assert ctx.archive.get("t").text == said
     for text in (shown, page, excerpt):
         assert "zebra7" in text
         assert token not in text

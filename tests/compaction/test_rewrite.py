@@ -46,10 +46,10 @@ def test_the_subscriber_has_the_last_word(make: Make) -> None:
         return "My own summary.", sorted([*more, *offer.kept], key=lambda m: order[m.id])
 
     before = ctx.view().messages
-    end = ctx.on_compaction(rewrite)
-    assert ctx.on_compaction(rewrite), "twice is once"
+    end = ctx.edit.on_compaction(rewrite)
+    assert ctx.edit.on_compaction(rewrite), "twice is once"
     with pytest.raises(ConfigError, match="already"):
-        ctx.on_compaction(lambda _: None)
+        ctx.edit.on_compaction(lambda _: None)
     ctx.compact(force=True)
     assert "a summary" in seen[0].summary
     assert "a0" in [m.id for m in seen[0].kept]
@@ -62,7 +62,7 @@ def test_the_subscriber_has_the_last_word(make: Make) -> None:
     ctx.undo()
     assert ctx.view().messages == before
     end()
-    ctx.on_compaction(lambda _: None)
+    ctx.edit.on_compaction(lambda _: None)
     ctx.compact(force=True)
     assert "a summary" in text_of(ctx.view().messages), "None leaves it as it is"
 
@@ -82,7 +82,7 @@ BREAKS: list[tuple[Callable[[CompactionProposal], Any], str]] = [
 @pytest.mark.parametrize(("broken", "problem"), BREAKS)
 def test_what_breaks_the_contract_is_reported_and_not_done(make: Make, broken: Any, problem: str) -> None:
     ctx, events = filled(make)
-    ctx.on_compaction(broken)
+    ctx.edit.on_compaction(broken)
     ctx.compact(force=True)
     assert [problem in e.reason for e in events if isinstance(e, RewriteRefused)] == [True]
     assert "a summary" in text_of(ctx.view().messages)
@@ -94,7 +94,7 @@ def test_a_rewrite_that_leaves_no_room_for_the_request_is_refused(make: Make) ->
     refused: list[RewriteRefused] = []
     ctx.subscribe(lambda event: refused.append(event) if isinstance(event, RewriteRefused) else None)
     ctx.add(turns(14))
-    ctx.on_compaction(lambda offer: ("mine", [*offer.covered[2:], *offer.kept]))
+    ctx.edit.on_compaction(lambda offer: ("mine", [*offer.covered[2:], *offer.kept]))
     assert ctx.send("word " * 160).message.text == "fine"
     assert ["keep less" in event.reason for event in refused] == [True]
     assert "a summary" in text_of(ctx.view().messages)
@@ -102,16 +102,16 @@ def test_a_rewrite_that_leaves_no_room_for_the_request_is_refused(make: Make) ->
 
 def test_every_change_is_an_event(make: Make, tmp_path: Any) -> None:
     ctx, events = filled(make)
-    ctx.update(0, user("new words", id="x"))
-    ctx.insert(0, user("first", id="first"))
-    ctx.remove(0)
-    ctx.pop()
+    ctx.edit.update(0, user("new words", id="x"))
+    ctx.edit.insert(0, user("first", id="first"))
+    ctx.edit.remove(0)
+    ctx.edit.pop()
     ctx.compact(force=True)
     ctx.restore("u1")
-    ctx.retain("user")
-    ctx.clear()
+    ctx.edit.retain("user")
+    ctx.edit.clear()
     (tmp_path / "f").write_text('{"role": "user", "content": "hi"}')
-    ctx.import_jsonl(tmp_path / "f")
+    ctx.files.import_jsonl(tmp_path / "f")
     kinds = [(type(e), getattr(e, "how", "")) for e in events if type(e).__name__ != "TurnEnded"]
     assert kinds == [
         (Appended, ""),

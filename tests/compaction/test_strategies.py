@@ -78,7 +78,7 @@ def test_sliding_window_keeps_the_newest(make: Make) -> None:
     assert ids(ctx)[1:] == [m.id for m in turns(10)][-6:]
     assert events[-1].fallback_level == "dropped"
     assert events[-1].facts_archived >= 0
-    assert ctx.get("u0").id == "u0"
+    assert ctx.archive.get("u0").id == "u0"
     ctx.add([user("go", id="q"), *tool_round("t", calls=5), assistant("ok", id="z")])
     assert_legal(ctx.view().messages)
     assert "t-a" in ids(ctx), "a round is cut as a whole or not at all"
@@ -135,12 +135,12 @@ def test_an_output_that_was_asked_for_again_is_kept(make: Make) -> None:
     ctx = make(context_window=4_000, strategy="clear_tools")
     for number in range(10):
         ctx.add(look(f"old{number}", f"apples{number}"))
-    assert ctx.explain_message("old0-r").where == "excerpt"
+    assert ctx.archive.explain("old0-r").where == "excerpt"
     ctx.add(look("again", "apples0"))
     for number in range(8):
         ctx.add(look(f"new{number}", f"pears{number}"))
-    assert ctx.explain_message("again-r").where == "visible", "its first output was cut, and it was missed"
-    assert ctx.explain_message("new0-r").where == "excerpt", "newer, but nobody asked for it again"
+    assert ctx.archive.explain("again-r").where == "visible", "its first output was cut, and it was missed"
+    assert ctx.archive.explain("new0-r").where == "excerpt", "newer, but nobody asked for it again"
 
 
 # one's own
@@ -385,10 +385,10 @@ def test_relevance_decides_which_of_uniform_outputs_go(make: Make) -> None:
     cut: dict[str, set[int]] = {}
     for order in ("reactive", "task_aware", "mig", "subgoal", "subgoal_mig"):
         ctx = make(context_window=40_000, strategy="clear_tools", pruning_order=order)
-        ctx.set_goal("Find out who holds the gate key.")
+        ctx.edit.set_goal("Find out who holds the gate key.")
         for number in range(60):
             topic = "the gate key and who holds it" if number < 4 else f"parcel {number} and where it lies"
-            ctx.set_subgoal(f"step {number // 10}")
+            ctx.edit.set_subgoal(f"step {number // 10}")
             ctx.add(
                 [
                     user(f"Look at {number}.", id=f"u{number}"),

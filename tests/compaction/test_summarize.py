@@ -171,7 +171,7 @@ def test_what_the_model_leaves_out_is_in_the_ledger_with_its_reference(make: Mak
     assert summary.text.startswith(f"{HEADING}\nThe user wants an order to be shipped.\n")
     assert "W2378156" in summary.text
     for number in set(re.findall(r"\(#(\d+)\)", summary.text)):
-        assert ctx.get(f"#{number}").text
+        assert ctx.archive.get(f"#{number}").text
     missing = check(summary.text, [user(STORY, id="story")]).missing
     assert [f.text for f in missing] == []
     assert events[-1].facts_invented == 0
@@ -191,7 +191,7 @@ def test_references_survive_the_next_summary(make: Make) -> None:
     number = re.findall(r"\(#(\d+)\)", line)
     assert number
     assert number == re.findall(r"\(#(\d+)\)", again)
-    assert "W2378156" in ctx.get(f"#{number[0]}").text
+    assert "W2378156" in ctx.archive.get(f"#{number[0]}").text
 
 
 def test_spans_larger_than_the_summarisers_window_lose_nothing(make: Make) -> None:

@@ -154,7 +154,7 @@ def test_no_summary_is_written_ahead_for_an_excluded_output(make: Make) -> None:
         ctx = make(context_window=32_000, summarizer=summarizer, **settings)
         for n in range(10):
             ctx.add(worked("read_memory", n, lines("entry", 40)))
-        return ctx.summarize_tools(), summarizer
+        return ctx.service.summarize_tool_pairs(), summarizer
 
     assert run()[0] > 0
     written, summarizer = run(exclude_tools=("read_memory",))
@@ -165,11 +165,11 @@ def test_a_summary_written_before_the_rule_is_not_shown(make: Make) -> None:
     ctx = make(context_window=32_000, summarizer=scripted(*["The list has its entries."] * 20))
     for n in range(10):
         ctx.add(worked("read_memory", n, lines("entry", 40)))
-    assert ctx.summarize_tools() > 0
+    assert ctx.service.summarize_tool_pairs() > 0
     ctx.set_policy(exclude_tools=("read_memory",))
-    assert ctx.apply_tool_summaries() == 0
+    assert ctx.service.apply_tool_pair_summaries() == 0
     ctx.set_policy(exclude_tools=())
-    assert ctx.apply_tool_summaries() > 0
+    assert ctx.service.apply_tool_pair_summaries() > 0
 
 
 def test_a_summary_may_stand_for_an_excluded_output_and_a_pin_prevents_it(make: Make) -> None:
@@ -186,7 +186,7 @@ def test_a_summary_may_stand_for_an_excluded_output_and_a_pin_prevents_it(make: 
             ctx.pin("r0")
         for n in range(1, 9):
             ctx.add(worked("read_memory", n, text))
-        assert ctx.get("r0").text == text, "the archive has it whole"
+        assert ctx.archive.get("r0").text == text, "the archive has it whole"
         assert all(WHOLE not in m.text for m in ctx.view().messages)
         return {m.id for m in ctx.view().messages}
 
@@ -328,7 +328,7 @@ def test_the_limit_holds_whatever_the_text(make: Make, limit: int, text: str) ->
     ctx = make(context_window=32_000, tool_rules=(ToolRule(tool="browse", excerpt_tokens=limit),))
     ctx.add([user("Look.", id="u"), called("browse", 0), tool_result("c0", text, id="r0")])
     assert size(ctx, "r0") <= limit
-    assert ctx.get("r0").text == text
+    assert ctx.archive.get("r0").text == text
 
 
 def test_limited_outputs_leave_the_room_of_others_as_it_is(make: Make) -> None:
@@ -380,7 +380,7 @@ def test_rules_last_and_change_with_set_policy(make: Make) -> None:
         ctx = make(store=store, session_id="s", context_window=4_000)
         ctx.set_policy(exclude_tools=["read_memory"], tool_rules=[rule])
         again = make(store=store, session_id="s", context_window=4_000)
-        assert (again.rules().exclude_tools, again.rules().tool_rules) == (("read_memory",), (rule,))
+        assert (again.policy.exclude_tools, again.policy.tool_rules) == (("read_memory",), (rule,))
         again.add([user("Look.", id="u"), called("browse", 0), tool_result("c0", lines("row", 90), id="r0")])
         assert size(again, "r0") <= 200
 

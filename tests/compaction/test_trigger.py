@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from ctxfold import CompactionHeld, ConfigError, MessagesTrigger, Prices, RatioTrigger, TokensTrigger, TurnsTrigger
+from ctxfold import (
+    CompactionHeld,
+    ConfigError,
+    MessagesTrigger,
+    Prices,
+    RatioTrigger,
+    TokensTrigger,
+    TurnsTrigger,
+    user,
+)
 from ctxfold.compaction.strategy import CompactionInput, Plan, Skip
 from ctxfold.policy.triggers import (
     AllOf,
@@ -226,7 +235,7 @@ def test_a_trigger_with_an_amount_is_obeyed_in_a_large_window(trigger: Any, firs
         assert 750 < ctx.view().tokens < 1_450
         for number in range(1, 61):
             ctx.send(f"question {number} " + "word " * words)
-            if ctx.compacted_in_turn():
+            if ctx.handle.compacted_in_turn():
                 compacted.append(number)
             elif isinstance(trigger, MessagesTrigger | TurnsTrigger):
                 assert len(ctx.view().live) < 20, "due, and nothing was done"
@@ -248,7 +257,7 @@ def test_a_trigger_with_an_amount_is_asked_again_after_a_hold() -> None:
     ) as ctx:
         ctx.subscribe(lambda e: held.append(e) if isinstance(e, CompactionHeld) else None)
         for number in range(16):
-            question = ctx.user_message(f"question {number}")
+            question = user(f"question {number}", id=f"q{number}")
             answer = ctx.send(question).message
             if number < 4:
                 ctx.pin(question.id, answer.id)

@@ -23,7 +23,7 @@ def ids(ctx: Driven) -> list[str]:
 def test_clear_takes_a_call_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = make()
     ctx.add([*turns(1), user("go", id="g"), *tool_round("t")[:1]])
-    assert [m.id for m in ctx.clear()] == ["u0", "a0", "g", "t-a"]
+    assert [m.id for m in ctx.edit.clear()] == ["u0", "a0", "g", "t-a"]
     assert ids(ctx) == []
     assert ctx.view().messages == ()
     with pytest.raises(OrphanToolResultError):
@@ -37,12 +37,12 @@ def test_clear_takes_a_call_that_waits(make: Make, monkeypatch: pytest.MonkeyPat
 def test_set_messages_takes_a_call_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = make()
     ctx.add([*turns(1), user("go", id="g"), *tool_round("t")[:1]])
-    ctx.set_messages([user("other", id="o"), *tool_round("s")[:1]])
+    ctx.edit.set_messages([user("other", id="o"), *tool_round("s")[:1]])
     assert ids(ctx) == ["o", "s-a"]
     with pytest.raises(OrphanToolResultError):
         ctx.add(tool_result("t-c0", "late", id="late"))
     ctx.add(tool_round("s")[1:])
-    ctx.set_messages(turns(1, start=7))
+    ctx.edit.set_messages(turns(1, start=7))
     monkeypatch.setattr("ctxfold.state.TURN_TIMEOUT_S", -1.0)
     ctx.add(turns(1, start=8))
     assert ids(ctx) == ["u7", "a7", "u8", "a8"]
@@ -51,7 +51,7 @@ def test_set_messages_takes_a_call_that_waits(make: Make, monkeypatch: pytest.Mo
 def test_what_is_still_waited_for_goes_on_waiting(make: Make) -> None:
     ctx = make()
     ctx.add([*turns(1), user("go", id="g"), *tool_round("t")[:1]])
-    ctx.revise(lambda held: [m for m in held if m.id != "u0"])
+    ctx.edit.revise(lambda held: [m for m in held if m.id != "u0"])
     assert ids(ctx) == ["a0", "g", "t-a"]
     ctx.add(tool_round("t")[1:])
     assert ids(ctx) == ["a0", "g", "t-a", "t-r0"]
@@ -70,7 +70,7 @@ def test_revise_is_asked_anew_where_somebody_writes_meanwhile(kind: str, make: M
                 other.ctx.add(turns(1, start=9))
             return list(held[1:])
 
-        ctx.revise(without_first)
+        ctx.edit.revise(without_first)
         assert asked == [["u0", "a0", "u1", "a1"], ["u0", "a0", "u1", "a1", "u9", "a9"]]
         assert ids(ctx) == ids(other) == ["a0", "u1", "a1", "u9", "a9"]
 
@@ -79,7 +79,7 @@ def test_revise_may_leave_all_as_it_is(make: Make) -> None:
     ctx = make()
     ctx.add([*turns(1), user("go", id="g"), *tool_round("t")[:1]])
     before = ctx.messages()
-    ctx.revise(lambda _: None)
+    ctx.edit.revise(lambda _: None)
     assert ctx.messages() == before
     ctx.add(tool_round("t")[1:])
     assert ids(ctx)[-1] == "t-r0"
@@ -97,7 +97,7 @@ def test_a_writer_that_is_always_first_is_told_of(make: Make) -> None:
         return []
 
     with pytest.raises(StoreUnavailableError, match="were first 32 times") as caught:
-        ctx.revise(never)
+        ctx.edit.revise(never)
     assert not isinstance(caught.value, HeadMovedError)
     assert ids(ctx) == ["u0", "a0", *written]
 
@@ -111,7 +111,7 @@ def test_an_error_of_the_change_changes_nothing(make: Make) -> None:
         raise LookupError("not this one")
 
     with pytest.raises(LookupError, match="not this one"):
-        ctx.revise(broken)
+        ctx.edit.revise(broken)
     assert ctx.messages() == before
     ctx.add(tool_round("t")[1:])
     assert ids(ctx)[-1] == "t-r0"
@@ -120,9 +120,9 @@ def test_an_error_of_the_change_changes_nothing(make: Make) -> None:
 def test_a_message_is_removed_by_its_id(make: Make) -> None:
     ctx = make()
     ctx.add([*turns(1), user("go", id="g"), *tool_round("t"), *turns(1, start=5)])
-    assert [m.id for m in ctx.remove("t-r0")] == ["t-a", "t-r0"]
+    assert [m.id for m in ctx.edit.remove("t-r0")] == ["t-a", "t-r0"]
     with pytest.raises(MessageNotFoundError, match="'t-a' is not in the live conversation"):
-        ctx.remove("t-a")
+        ctx.edit.remove("t-a")
     assert ids(ctx) == ["u0", "a0", "g", "u5", "a5"]
 
 
@@ -139,7 +139,7 @@ def test_revise_leaves_what_the_user_does_not_see_and_pins(make: Make) -> None:
         asked.append([m.id for m in held])
         return [m for m in held if m.id not in {"u0", "a1"}]
 
-    ctx.revise(change)
+    ctx.edit.revise(change)
     assert asked == [["u0", "a0", "u1", "a1", "u2", "a2", "u3", "a3"]]
     assert ids(ctx) == ["h0", "a0", "u1", "h1", "u2", "a2", "u3", "a3"]
     assert ctx.messages()[3].visibility == "model"
@@ -151,9 +151,9 @@ def test_revise_keeps_a_note_for_the_model_with_its_call(make: Make) -> None:
     asking, found = tool_round("t")
     none = replace(found, id="none", visibility="model")
     ctx.add([user("go", id="g"), asking, none, *turns(2)])
-    ctx.revise(lambda held: held[:-1])
+    ctx.edit.revise(lambda held: held[:-1])
     assert ids(ctx) == ["g", "t-a", "none", "u0", "a0", "u1"]
-    ctx.revise(lambda held: [m for m in held if m.id != "t-a"])
+    ctx.edit.revise(lambda held: [m for m in held if m.id != "t-a"])
     assert ids(ctx) == ["g", "u0", "a0", "u1"]
 
 
@@ -163,9 +163,9 @@ def test_a_call_that_a_reply_made_goes_too(how: str, make: Make, monkeypatch: py
     ctx = make(scripted(assistant("", id="t", calls=[call("c")]), "done"), store=store)
     ctx.send("secret")
     if how == "clear":
-        assert [m.text for m in ctx.clear()] == ["secret", ""]
+        assert [m.text for m in ctx.edit.clear()] == ["secret", ""]
     else:
-        ctx.set_messages([])
+        ctx.edit.set_messages([])
     assert ids(ctx) == []
     monkeypatch.setattr("ctxfold.state.TURN_TIMEOUT_S", -1.0)
     again = make(store=store)
@@ -177,7 +177,7 @@ def test_another_handle_clears_a_call_that_waits(make: Make, monkeypatch: pytest
     store = MemoryStore()
     ctx, other = make(store=store), make(store=store)
     ctx.add([user("go", id="g"), *tool_round("t")[:1]])
-    assert [m.id for m in other.clear()] == ["g", "t-a"]
+    assert [m.id for m in other.edit.clear()] == ["g", "t-a"]
     assert ids(ctx) == ids(other) == []
     monkeypatch.setattr("ctxfold.state.TURN_TIMEOUT_S", -1.0)
     assert ids(make(store=store)) == []
@@ -187,9 +187,9 @@ def test_revise_keeps_rounds_that_the_user_does_not_see(make: Make) -> None:
     ctx = make()
     asking, found = (replace(m, visibility="model") for m in tool_round("t"))
     ctx.add([*turns(1), user("go", id="g"), asking, found, *turns(1, start=1)])
-    ctx.revise(lambda held: [m for m in held if m.id != "u1"])
+    ctx.edit.revise(lambda held: [m for m in held if m.id != "u1"])
     assert ids(ctx) == ["u0", "a0", "g", "t-a", "t-r0", "a1"]
-    ctx.revise(lambda held: held[:-1])
+    ctx.edit.revise(lambda held: held[:-1])
     assert ids(ctx) == ["u0", "a0", "g", "t-a", "t-r0"]
     ctx.add(turns(1, start=3))
     assert ids(ctx)[-2:] == ["u3", "a3"]
@@ -199,7 +199,7 @@ def test_revise_may_tell_a_call_anew_under_another_id(make: Make) -> None:
     ctx = make()
     asking, found = tool_round("t")
     ctx.add([user("go", id="g"), asking, replace(found, visibility="model"), *turns(1)])
-    ctx.revise(lambda held: [replace(m, id="other") if m.id == "t-a" else m for m in held])
+    ctx.edit.revise(lambda held: [replace(m, id="other") if m.id == "t-a" else m for m in held])
     assert ids(ctx) == ["g", "other", "t-r0", "u0", "a0"]
 
 
@@ -209,7 +209,7 @@ def test_a_tool_round_that_differs_is_replaced_as_a_whole(make: Make) -> None:
     ctx.ctx.subscribe(lambda event: replaced.extend(event.messages) if isinstance(event, Removed) else None)
     talk = [*turns(1), user("go", id="g"), *tool_round("t", calls=2), assistant("done", id="d")]
     ctx.add(talk)
-    ctx.set_messages([*talk[:-2], tool_result("t-c1", "something else", id="new")], prompts=True, recognise=True)
+    ctx.edit.set_messages([*talk[:-2], tool_result("t-c1", "something else", id="new")], prompts=True, recognise=True)
     assert [m.id for m in replaced] == ["t-a", "t-r0", "t-r1", "d"]
     assert [m.text for m in ctx.view().messages][-4:] == ["go", "", "found", "something else"]
 
@@ -219,5 +219,5 @@ def test_messages_that_a_summary_in_their_turn_stands_for_go_with_it(make: Make)
     first, second = (tool_round(name, "found " * 14, calls=3) for name in "tv")
     ctx.add([user("why?", id="u"), *first, *second, assistant("so", id="z")])
     assert "summary" in [e.message.kind for e in ctx.view().live]
-    ctx.set_messages([user("why?", id="u"), assistant("because", id="y")], prompts=True, recognise=True)
+    ctx.edit.set_messages([user("why?", id="u"), assistant("because", id="y")], prompts=True, recognise=True)
     assert ids(ctx) == ["u", "y"]

@@ -18,15 +18,15 @@ Make = Callable[..., Driven]
 def test_automatic_summaries_on_and_off(make: Make) -> None:
     store = MemoryStore()
     ctx = make(scripted(*["fine"] * 9), store=store)
-    ctx.ctx.auto_compact = False
-    assert not ctx.auto_compact
+    ctx.ctx.set_policy(auto_compact=False)
+    assert not ctx.policy.auto_compact
     ctx.add(turns(30))
     assert ctx.usage().compactions == 0
     with pytest.raises(ContextOverflowError, match="automatic compaction is off"):
         ctx.send("more")
     again = context(store=store)  # set at run time: it holds when the session is opened anew
-    assert not again.auto_compact
-    assert again.at("another").auto_compact, "other sessions keep theirs"
+    assert not again.policy.auto_compact
+    assert again.at("another").policy.auto_compact, "other sessions keep theirs"
     ctx.set_policy(auto_compact=True)
     assert ctx.send("more").message.text == "fine"
     assert ctx.usage().compactions == 1
@@ -34,10 +34,10 @@ def test_automatic_summaries_on_and_off(make: Make) -> None:
 
 def test_any_rule_may_change(make: Make) -> None:
     ctx = make()
-    assert ctx.set_policy(context_window=2_000, hard_ratio=0.8) == ctx.rules()
-    assert (ctx.rules().context_window, ctx.rules().hard_ratio) == (2_000, 0.8)
+    assert ctx.set_policy(context_window=2_000, hard_ratio=0.8) == ctx.policy
+    assert (ctx.policy.context_window, ctx.policy.hard_ratio) == (2_000, 0.8)
     head = ctx.view().epoch
-    assert ctx.set_policy(hard_ratio=0.8) == ctx.rules()
+    assert ctx.set_policy(hard_ratio=0.8) == ctx.policy
     assert ctx.view().epoch == head
     for fields, kind in (
         ({"hard_ratio": 2}, ConfigError),
@@ -46,7 +46,7 @@ def test_any_rule_may_change(make: Make) -> None:
     ):
         with pytest.raises(kind):
             ctx.set_policy(**fields)
-    assert ctx.rules().context_window == 2_000
+    assert ctx.policy.context_window == 2_000
 
 
 def test_what_only_the_user_sees(make: Make) -> None:
@@ -69,8 +69,8 @@ def test_what_only_the_user_sees(make: Make) -> None:
     assert {"n3", "t", "r"} <= set(everything)
     assert ctx.messages(audience="model") == ctx.view().messages
     assert [m.id for m in ctx.messages(audience="user")] == everything
-    assert ctx.get("n1").visibility == "user"
-    assert ctx.explain_message("n1").where == "hidden"
+    assert ctx.archive.get("n1").visibility == "user"
+    assert ctx.archive.explain("n1").where == "hidden"
     assert ctx.search("note remark card") == ()
     with pytest.raises(MessageError, match="for the user only"):
         ctx.restore("n1")
@@ -82,7 +82,7 @@ def test_a_note_for_the_user_is_put_in_between(make: Make) -> None:
     ctx = make()
     ctx.add(turns(1))
     before = ctx.view()
-    ctx.insert(1, replace(user("a remark", id="n"), visibility="user"))
+    ctx.edit.insert(1, replace(user("a remark", id="n"), visibility="user"))
     assert (ctx.view().messages, ctx.view().tokens) == (before.messages, before.tokens)
     assert [m.id for m in ctx.messages(audience="user")] == ["u0", "n", "a0"]
 
@@ -106,14 +106,14 @@ def test_a_note_for_the_user_inside_a_tool_round(make: Make) -> None:
     ctx_ids = ["u", "a", "r1", "r2", "z"]
     noted = {"n1": user("note", id="n1"), "n2": user("note", id="n2")}
     hidden = [replace(m, visibility="user") for m in noted.values()]
-    listed = [ctx.get(i) for i in ctx_ids]
+    listed = [ctx.archive.get(i) for i in ctx_ids]
     whole.add([*listed[:2], hidden[0], listed[2], hidden[1], *listed[3:]])
     assert [m.id for m in whole.view().messages] == ctx_ids
     assert {"n1", "n2"} <= {m.id for m in whole.messages(audience="user")}
     # after an undo each result is looked up in the round that stands before it
     undone = make(backend, auto_compact=False)
     undone.add(user("first", id="f"))
-    undone.remove(0)
+    undone.edit.remove(0)
     undone.undo()
     undone.add([*listed[:2], hidden[0], listed[2], hidden[1], *listed[3:]])
     assert [m.id for m in undone.messages(audience="user")] == ["f", "u", "a", "n1", "r1", "n2", "r2", "z"]

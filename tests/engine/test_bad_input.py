@@ -50,7 +50,7 @@ Make = Callable[..., Driven]
 
 def refused(ctx: Driven, kind: type[CtxError], match: str, act: Callable[[], Any]) -> None:
     """`act` raises that error, and what was stored and shown is the same afterwards."""
-    store = ctx.store
+    store = ctx.handle.store
     key = SessionKey(ctx.owner, ctx.session)
     before = (store.head(key), ctx.ctx.view().messages)
     with pytest.raises(kind, match=match):
@@ -73,7 +73,7 @@ def test_no_messages(ctx: Driven) -> None:
 
 def test_unknown_role(ctx: Driven) -> None:
     odd = Message("m", "narrator", (TextPart("x"),))  # type: ignore[arg-type]
-    for act in (lambda: ctx.add(odd), lambda: ctx.send(odd), lambda: ctx.insert(0, odd)):
+    for act in (lambda: ctx.add(odd), lambda: ctx.send(odd), lambda: ctx.edit.insert(0, odd)):
         refused(ctx, UnknownRoleError, "narrator.*use one of", act)
 
 
@@ -81,8 +81,8 @@ def test_orphan_tool_results(ctx: Driven) -> None:
     orphan = tool_result("c9", "x", id="t")
     refused(ctx, OrphanToolResultError, "'c9'.*add the assistant message", lambda: ctx.add(orphan))
     refused(ctx, OrphanToolResultError, "'c9'", lambda: ctx.send(orphan))
-    refused(ctx, OrphanToolResultError, "whole round", lambda: ctx.insert(0, orphan))
-    refused(ctx, OrphanToolResultError, "'c9'", lambda: ctx.set_messages([orphan]))
+    refused(ctx, OrphanToolResultError, "whole round", lambda: ctx.edit.insert(0, orphan))
+    refused(ctx, OrphanToolResultError, "'c9'", lambda: ctx.edit.set_messages([orphan]))
     unanswered = [assistant("", id="a9", calls=[call("c8")]), user("next", id="u9")]
     refused(ctx, OrphanToolResultError, "1 tool call", lambda: ctx.add(unanswered))
     twice = [
@@ -98,9 +98,9 @@ def test_same_id_with_other_content(ctx: Driven) -> None:
     other = user("something else", id="u0")
     refused(ctx, MessageConflictError, "'u0'.*id of its own", lambda: ctx.add(other))
     refused(ctx, MessageConflictError, "'u0'", lambda: ctx.send(other))
-    refused(ctx, MessageConflictError, "'u0'", lambda: ctx.insert(0, other))
+    refused(ctx, MessageConflictError, "'u0'", lambda: ctx.edit.insert(0, other))
     refused(ctx, MessageConflictError, "twice", lambda: ctx.add([user("a", id="n"), user("b", id="n")]))
-    refused(ctx, MessageConflictError, "twice", lambda: ctx.set_messages([user("a", id="n"), user("b", id="n")]))
+    refused(ctx, MessageConflictError, "twice", lambda: ctx.edit.set_messages([user("a", id="n"), user("b", id="n")]))
 
 
 def test_tool_arguments_that_are_no_text(ctx: Driven) -> None:
@@ -215,7 +215,7 @@ def test_sessions_that_do_not_exist(make: Make, tmp_path: Path) -> None:
         with pytest.raises(SessionNotFoundError, match=r"'nobody'.*check the name"):
             make(store=store, session_id="nobody", create=False)
         other = Driven(make(store=store).ctx.at("nobody", create=False), None)
-        for read in (other.window, other.explain, lambda: other.export_jsonl(tmp_path / "x"), other.usage):
+        for read in (other.window, other.explain, lambda: other.files.export_jsonl(tmp_path / "x"), other.usage):
             with pytest.raises(SessionNotFoundError):
                 read()
         assert store.sessions("default") == ("default",)
@@ -223,14 +223,14 @@ def test_sessions_that_do_not_exist(make: Make, tmp_path: Path) -> None:
 
 
 def test_places_that_do_not_exist(ctx: Driven) -> None:
-    refused(ctx, MessageIndexError, "index 9.*4 messages", lambda: ctx.update(9, user("x", id="x")))
-    refused(ctx, MessageIndexError, "index 9", lambda: ctx.remove(9))
-    refused(ctx, MessageIndexError, "index -1", lambda: ctx.insert(-1, user("x", id="x")))
+    refused(ctx, MessageIndexError, "index 9.*4 messages", lambda: ctx.edit.update(9, user("x", id="x")))
+    refused(ctx, MessageIndexError, "index 9", lambda: ctx.edit.remove(9))
+    refused(ctx, MessageIndexError, "index -1", lambda: ctx.edit.insert(-1, user("x", id="x")))
     refused(ctx, MessageNotFoundError, "'nope'", lambda: ctx.pin("nope"))
-    refused(ctx, MessageNotFoundError, "'nope'", lambda: ctx.get("nope"))
-    ctx.clear()
-    refused(ctx, MessageIndexError, "empty", ctx.pop)
-    refused(ctx, ConfigError, "zone is 'half'", lambda: ctx.export_jsonl("x", zone="half"))
+    refused(ctx, MessageNotFoundError, "'nope'", lambda: ctx.archive.get("nope"))
+    ctx.edit.clear()
+    refused(ctx, MessageIndexError, "empty", ctx.edit.pop)
+    refused(ctx, ConfigError, "zone is 'half'", lambda: ctx.files.export_jsonl("x", zone="half"))
 
 
 def test_corrupt_and_foreign_stores(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_no_tool_output_keeps_a_conversation_from_being_compacted(make: Make, ou
     ctx.add([user("more", id="m"), assistant("yes " * 40, id="n"), *turns(4)])
     ctx.compact(force=True)
     assert "t-r0" not in [m.id for m in ctx.view().messages]
-    assert ctx.get("t-r0").text == output
+    assert ctx.archive.get("t-r0").text == output
     assert ctx.send("hello").message.text == "ok"
 
 

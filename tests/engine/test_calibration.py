@@ -22,6 +22,7 @@ from ctxfold import (
     ToolSpec,
     Usage,
     assistant,
+    user,
 )
 from ctxfold.errors import MessageTooLargeError, PinBudgetError
 from ctxfold.events import PromptTruncated, WindowGauge
@@ -49,7 +50,7 @@ def test_after_three_replies_the_estimate_is_within_five_percent(tmp_path: Path)
         misses: list[tuple[float, float]] = []
         for n in range(6):
             text = f"The lamp in room {n} was replaced by Mr Ferreira on the {n + 3}rd of March, and it works again."
-            estimate = ctx.view().tokens + ctx.counter.count(ctx.user_message(text))
+            estimate = ctx.view().tokens + ctx.handle.counter.count(user(text))
             reply = ctx.send(text)
             assert reply.usage is not None
             said = next(e.used_tokens for e in events if isinstance(e, WindowGauge))
@@ -101,9 +102,9 @@ def test_a_prompt_that_was_cut_in_silence_is_reported_and_not_learnt_from() -> N
     with AgentContext(backend, session_id="s", context_window=4_000, system="Answer. " * 30) as ctx:
         ctx.subscribe(events.append)
         ctx.send("first question, with some words around it")
-        due = ctx.gauge().compacts_at_tokens
+        due = ctx.explain().gauge.compacts_at_tokens
         ctx.send("second question, with a few more words than before " * 3)
-        assert ctx.gauge().compacts_at_tokens == due
+        assert ctx.explain().gauge.compacts_at_tokens == due
     cut = [e for e in events if isinstance(e, PromptTruncated)]
     assert [e.counted_tokens for e in cut][-1] == 12
     assert was_truncated(None, estimated=100, reported=50)
@@ -125,19 +126,19 @@ def test_counts_that_are_not_of_this_text_are_not_learnt() -> None:
     """A service that reports a twentieth of the prompt has counted something else."""
     counts = (0.05, 0.05, 0.05, 0.05, 20.0)  # four low ones: a window gets wider after three
     with context(Reporting(*counts), context_window=4_000) as ctx:
-        due = ctx.gauge().compacts_at_tokens
+        due = ctx.explain().gauge.compacts_at_tokens
         for _ in counts:
             ctx.send("a question with a number of words around it " * 8)
-            assert ctx.gauge().compacts_at_tokens == due
+            assert ctx.explain().gauge.compacts_at_tokens == due
 
 
 def test_one_good_guess_does_not_end_the_caution_after_a_bad_one() -> None:
     with context(Reporting(1.0, 1.3, 1.15), context_window=4_000) as ctx:
-        due = ctx.gauge().compacts_at_tokens
+        due = ctx.explain().gauge.compacts_at_tokens
         assert due is not None
         for _ in range(3):
             ctx.send("a question with a number of words around it " * 8)
-        now = ctx.gauge().compacts_at_tokens
+        now = ctx.explain().gauge.compacts_at_tokens
         assert now is not None
         assert now < due / 1.1, "in the model's tokens: the estimate is 1.15, and its upper bound is higher"
 

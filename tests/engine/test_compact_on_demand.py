@@ -16,7 +16,7 @@ def test_r12_nothing_is_hidden_while_half_of_the_budget_is_free(make: Make) -> N
     ctx = make(context_window=2_000)
     ctx.add(turns(4))
     before = ctx.view()
-    budget = ctx.rules().budget_tokens
+    budget = ctx.policy.budget_tokens
     assert before.tokens <= budget // 2
     with pytest.raises(NotEnoughHistoryError, match=rf"{before.tokens:,} of {budget:,} tokens are used.*force"):
         ctx.compact()
@@ -27,7 +27,7 @@ def test_r12_nothing_is_hidden_while_half_of_the_budget_is_free(make: Make) -> N
 def test_r12_a_window_that_is_half_full_is_compacted(make: Make) -> None:
     ctx = make(context_window=2_000)
     number = 0
-    while ctx.view().tokens <= ctx.rules().budget_tokens // 2:
+    while ctx.view().tokens <= ctx.policy.budget_tokens // 2:
         ctx.add(turns(1, start=number))
         number += 1
     assert ctx.compact().compacted

@@ -103,9 +103,9 @@ def test_r6_usage_explain_the_inspector_and_the_doctor_say_the_same(tmp_path: Pa
     assert 0 < used.with_economic != used.spent
     with AgentContext(store=store, session_id="s", context_window=8_000) as ctx:
         assert ctx.usage().cost == used, "in another process too"
-        assert ctx.explain().cost == ctx.inspect().window.cost == used
+        assert ctx.explain().cost == ctx.archive.inspect().window.cost == used
         assert str(used) in str(ctx.explain())
-        assert str(used) in ctx.inspect().page()
+        assert str(used) in ctx.archive.inspect().page()
     done = CliRunner().invoke(app, ["doctor", "--store", store])
     assert str(used) in " ".join(done.output.split())
 

@@ -37,13 +37,13 @@ def test_each_edit_is_told(make: Make, tmp_path: Any) -> None:
     ctx = make()
     events = heard(ctx)
     ctx.add(turns(1))
-    ctx.insert(0, user("first", id="f"))
-    ctx.update(0, user("the first", id="f"))
-    ctx.remove(0)
-    ctx.pop()
+    ctx.edit.insert(0, user("first", id="f"))
+    ctx.edit.update(0, user("the first", id="f"))
+    ctx.edit.remove(0)
+    ctx.edit.pop()
     ctx.add([assistant("again", id="x"), user("more", id="y")])
-    ctx.retain("user")
-    ctx.clear()
+    ctx.edit.retain("user")
+    ctx.edit.clear()
     ctx.undo()
     kinds = [(type(e), getattr(e, "how", "")) for e in events if not isinstance(e, TurnEnded)]
     assert kinds == [
@@ -65,7 +65,7 @@ def test_a_whole_new_list_is_a_removal_and_an_addition(make: Make) -> None:
     ctx = make()
     ctx.add(turns(1))
     events = heard(ctx)
-    ctx.set_messages([user("anew", id="n")])
+    ctx.edit.set_messages([user("anew", id="n")])
     assert [type(e) for e in events[:2]] == [Removed, Appended]
     assert [m.id for m in events[0].messages] == ["u0", "a0"]
     assert [m.id for m in events[1].messages] == ["n"]
@@ -96,7 +96,7 @@ def test_a_limit_that_the_provider_tells_is_a_change_of_rules(make: Make) -> Non
     ctx.send("and now?")
     told = next(e for e in events if isinstance(e, RulesChanged))
     assert "context_window" in told.fields
-    assert ctx.rules().context_window == 600
+    assert ctx.policy.context_window == 600
 
 
 def test_compacted_restored_and_loaded_are_told(make: Make, tmp_path: Any) -> None:
@@ -105,10 +105,10 @@ def test_compacted_restored_and_loaded_are_told(make: Make, tmp_path: Any) -> No
     ctx.add(turns(12))
     ctx.compact(force=True)
     ctx.restore("u0")
-    ctx.export_jsonl(tmp_path / "a.jsonl", zone="window")
+    ctx.files.export_jsonl(tmp_path / "a.jsonl", zone="window")
     other = make(session_id="other", context_window=2_000)
     loaded = heard(other)
-    other.import_jsonl(tmp_path / "a.jsonl")
+    other.files.import_jsonl(tmp_path / "a.jsonl")
     assert {HistoryCompacted, MessagesRestored} <= {type(e) for e in events}
     assert SessionLoaded in {type(e) for e in loaded}
 

@@ -102,7 +102,7 @@ def test_a_failure_leaves_the_session_as_it_was_and_can_be_tried_again(make: Mak
     assert open_turns(ctx) == 0
     getattr(ctx, ask)(question)
     assert [m.text for m in ctx.view().messages] == ["hi", "one", "again", "two"]
-    assert ctx.get("q") == question
+    assert ctx.archive.get("q") == question
 
 
 def test_results_may_be_sent_again_after_a_failure(make: Make) -> None:
@@ -123,7 +123,7 @@ def test_results_may_be_made_anew_after_a_failure(make: Make, output: str) -> No
     ctx = make(backend)
     ctx.send("look")
     for attempt in (1, 2):
-        results = [ctx.tool_message(name, output) for name in ("c1", "c2")]
+        results = [tool_result(name, output) for name in ("c1", "c2")]
         if attempt == 1:
             with pytest.raises(BackendError):
                 ctx.send(results)
@@ -140,7 +140,7 @@ def test_a_call_id_that_a_service_uses_again_is_another_call(make: Make) -> None
     ctx = make(backend)
     ctx.send("look")
     for _ in range(3):
-        ctx.send(ctx.tool_message("call_0", "ok"))
+        ctx.send(tool_result("call_0", "ok"))
     assert [m.role for m in ctx.view().messages] == ["user", *["assistant", "tool"] * 3, "assistant"]
     handle = ctx.ctx.at("other")
     handle.add([user("look", id="u"), asking[0], tool_result("call_0", "ok", id="r0"), asking[1]])
@@ -307,7 +307,7 @@ def test_scratch_is_the_very_last_message(make: Make, role: str) -> None:
 
 
 def ask(ctx: Driven, messages: list[Message], given: set[str]) -> None:
-    ctx.ask(TurnInput(SessionKey("default", "default"), messages, given_ids=frozenset(given)))
+    ctx.handle.complete(TurnInput(SessionKey("default", "default"), messages, given_ids=frozenset(given)))
 
 
 def test_a_full_list_is_recognised_by_ids(make: Make) -> None:
@@ -335,7 +335,7 @@ def test_a_failed_regeneration_keeps_the_old_reply(make: Make) -> None:
 def ask_whole(ctx: Driven, messages: list[Message]) -> None:
     """Sends a whole list: what it leaves out gives way."""
     ids = frozenset(m.id for m in messages)
-    ctx.ask(TurnInput(SessionKey("default", "default"), messages, given_ids=ids, whole=True))
+    ctx.handle.complete(TurnInput(SessionKey("default", "default"), messages, given_ids=ids, whole=True))
 
 
 def test_a_failed_edit_keeps_what_it_would_have_replaced(make: Make) -> None:
@@ -414,7 +414,7 @@ def check_all_there(ctx: AgentContext, backend: ScriptedBackend, count: int) -> 
     assert usage.turns == count
     assert usage.compactions > 0
     assert sum(b.zone == "summary" for b in ctx.explain().blocks) == 1
-    other = context(store=ctx.store, context_window=1_500, create=False)
+    other = context(store=ctx.handle.store, context_window=1_500, create=False)
     assert other.view().messages == ctx.view().messages
 
 

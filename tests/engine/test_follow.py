@@ -45,7 +45,7 @@ class Caller:
         self.states: list[tuple[list[Message], Cursor | None]] = [([], None)]
 
     def line(self, messages: Sequence[Message], left: Cursor | None) -> Attachment:
-        found: Attachment = self.ctx.follow(Kept(messages), left)
+        found: Attachment = self.ctx.handle.follow(Kept(messages), left)
         return found
 
     def say(self, *new: Message, at: int = -1, messages: Sequence[Message] | None = None) -> Driven:
@@ -59,7 +59,7 @@ class Caller:
         if fresh:
             session.add(fresh)
         # kept as plain values, as a checkpointer would
-        kept = json.loads(json.dumps(self.ctx.trail(line.key, Kept(messages)).to_dict()))
+        kept = json.loads(json.dumps(self.ctx.handle.cursor_at(line.key, Kept(messages)).to_dict()))
         self.states.append((messages, Cursor.from_dict(kept)))
         return session
 
@@ -147,7 +147,7 @@ def test_edits_and_removals(make: Callable[..., Driven]) -> None:
     edited = [user("other words", id="u1") if m.id == "u1" else m for m in old if m.id not in ("u0", "a0")]
     session = caller.say(*turn(3), messages=edited)
     assert seen(session) == ["u1", "a1", "u2", "a2", "u3", "a3"]
-    assert session.get("u1").text == "other words"
+    assert session.archive.get("u1").text == "other words"
     assert session.ctx.session == "s"
     assert seen(caller.say(user("question 0", id="u0"))) == ["u1", "a1", "u2", "a2", "u3", "a3", "u0"]
 
@@ -167,7 +167,7 @@ def test_a_turn_under_way_is_told_anew_when_it_was_edited(make: Callable[..., Dr
     assert line.known == {"u0", "a0"}
     session = caller.say(tool_result("c", "found", id="r"), assistant("done", id="a1"), messages=other)
     assert seen(session) == ["u0", "a0", "u1", "call-c", "r", "a1"]
-    assert session.get("call-c").tool_calls[0].arguments == '{"key": 2}'
+    assert session.archive.get("call-c").tool_calls[0].arguments == '{"key": 2}'
 
 
 def test_a_round_whose_calls_changed_afterwards_leaves_the_window(make: Callable[..., Driven]) -> None:
@@ -195,7 +195,7 @@ def test_what_was_taken_out_of_the_session_stays_out(make: Callable[..., Driven]
     caller = Caller(make)
     for number in range(3):
         session = caller.say(*turn(number))
-    session.pop()
+    session.edit.pop()
     line = caller.line(caller.states[-1][0], caller.states[-1][1])
     assert line.restored == frozenset()
     assert "a2" not in line.known
@@ -237,19 +237,19 @@ def test_a_copy_under_another_name(make: Callable[..., Driven]) -> None:
     messages, left = caller.states[-1]
     for _ in range(2):
         other = Driven(caller.ctx.ctx.at("other"), caller.ctx._runner)
-        line = other.follow(Kept(messages), left)
+        line = other.handle.follow(Kept(messages), left)
         assert line.known == {m.id for m in messages}
         assert line.key.session.startswith("other")
     assert len(caller.store.sessions("default")) == 3
     assert caller.say(*turn(3)).ctx.session == "s"
-    assert caller.ctx.forks() == tuple(n for n in caller.store.sessions("default") if n != "s")
+    assert caller.ctx.archive.forks() == tuple(n for n in caller.store.sessions("default") if n != "s")
 
 
 def test_a_store_that_has_forgotten_begins_anew(make: Callable[..., Driven]) -> None:
     caller = Caller(make)
     for number in range(3):
         session = caller.say(*turn(number))
-    session.erase_session()
+    session.erasure.erase_session()
     line = caller.line(caller.states[-1][0], caller.states[-1][1])
     assert line == Attachment(SessionKey("default", "s"), frozenset())
 
@@ -258,7 +258,7 @@ def test_a_name_that_was_used_again_for_something_else_is_left_alone(make: Calla
     caller = Caller(make)
     for number in range(3):
         session = caller.say(*turn(number))
-    session.erase_session()
+    session.erasure.erase_session()
     for number in range(40, 50):
         session.add(turn(number))
     line = caller.line(caller.states[-1][0], caller.states[-1][1])
@@ -269,9 +269,9 @@ def test_a_name_that_was_used_again_for_something_else_is_left_alone(make: Calla
 def test_a_copy_whose_first_session_is_forgotten_takes_its_own_name(make: Callable[..., Driven]) -> None:
     caller = Caller(make)
     session = caller.say(*turn(0))
-    session.erase_session()
+    session.erasure.erase_session()
     other = Driven(caller.ctx.ctx.at("other"), caller.ctx._runner)
-    line = other.follow(Kept(caller.states[-1][0]), caller.states[-1][1])
+    line = other.handle.follow(Kept(caller.states[-1][0]), caller.states[-1][1])
     assert line == Attachment(SessionKey("default", "other"), frozenset())
 
 
@@ -288,7 +288,7 @@ def test_a_trail_of_another_version_is_none(make: Callable[..., Driven]) -> None
 def test_a_list_whose_older_part_changed_does_not_only_go_on(make: Callable[..., Driven]) -> None:
     """The session no longer shows the older part, so that only its digest tells."""
     caller = Caller(make)
-    caller.say(*turn(1)).remove(0)
+    caller.say(*turn(1)).edit.remove(0)
     caller.say(*turn(2))
     messages, left = caller.states[-1]
     assert left is not None

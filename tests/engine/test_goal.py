@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ctxfold import (
-    AgentContext,
     BackendError,
     MemoryStore,
     Message,
@@ -20,6 +19,7 @@ from ctxfold import (
 )
 from ctxfold.compaction.goal import MESSAGE_CHARS
 from ctxfold.events import GoalRefreshed
+from ctxfold.session.context import load_snapshot
 from tests.compaction.test_background import Slow, quiet
 from tests.support.driven import Driven, context, scripted, turns
 
@@ -53,57 +53,57 @@ def excerpts(ctx: Any) -> list[str]:
 def test_what_the_user_has_set_stays_and_travels(make: Make, tmp_path: Any) -> None:
     url = f"sqlite:///{tmp_path}/goal.db"
     ctx = make(store=url)
-    ctx.set_goal("book a hotel")
-    ctx.set_subgoal("find one")
+    ctx.edit.set_goal("book a hotel")
+    ctx.edit.set_subgoal("find one")
     ctx.add([user("Porto, please.", id="u"), assistant("Looking.", id="a")])
-    ctx.set_subgoal("pay it")
-    goal = ctx.goal()
+    ctx.edit.set_subgoal("pay it")
+    goal = ctx.edit.goal()
     assert (goal.goal, goal.given) == ("book a hotel", ("goal", "subgoal"))
     first, second = goal.subgoals
     assert (first.text, first.completed, second.text, second.completed) == ("find one", True, "pay it", False)
     assert first.since < second.since
     with context(store=url) as again:
-        assert again.goal() == goal
-        again.export_jsonl(tmp_path / "all.jsonl")
-        again.save_snapshot(tmp_path / "whole.json")
+        assert again.edit.goal() == goal
+        again.files.export_jsonl(tmp_path / "all.jsonl")
+        again.files.save_snapshot(tmp_path / "whole.json")
     with context(session_id="other") as other:
-        other.import_jsonl(tmp_path / "all.jsonl")
-        assert other.goal() == goal
-    with AgentContext.load_snapshot(tmp_path / "whole.json") as loaded:
-        assert loaded.goal() == goal
+        other.files.import_jsonl(tmp_path / "all.jsonl")
+        assert other.edit.goal() == goal
+    with load_snapshot(tmp_path / "whole.json") as loaded:
+        assert loaded.edit.goal() == goal
 
 
 def test_none_takes_it_back_and_clearing_ends_it(make: Make) -> None:
     ctx = make()
-    ctx.set_goal("a")
-    ctx.set_subgoal("b")
-    ctx.set_goal(None)
-    ctx.set_subgoal(None)
-    goal = ctx.goal()
+    ctx.edit.set_goal("a")
+    ctx.edit.set_subgoal("b")
+    ctx.edit.set_goal(None)
+    ctx.edit.set_subgoal(None)
+    goal = ctx.edit.goal()
     assert (goal.goal, goal.given) == ("", ())
     assert [(s.text, s.completed) for s in goal.subgoals] == [("b", True), ("", False)]
-    ctx.set_goal("c")
-    ctx.clear()
-    assert ctx.goal().goal == ""
-    assert ctx.goal().subgoals == ()
+    ctx.edit.set_goal("c")
+    ctx.edit.clear()
+    assert ctx.edit.goal().goal == ""
+    assert ctx.edit.goal().subgoals == ()
 
 
 def test_a_goal_is_in_every_snapshot_of_the_state() -> None:
     with MemoryStore() as store, context(store=store) as ctx:
-        ctx.set_goal("found again")
-        ctx.set_subgoal("a step")
+        ctx.edit.set_goal("found again")
+        ctx.edit.set_subgoal("a step")
         ctx.add(turns(12))
         ctx.compact()
         with context(store=store) as again:
-            assert again.goal() == ctx.goal()
-            assert again.goal().goal == "found again"
+            assert again.edit.goal() == ctx.edit.goal()
+            assert again.edit.goal().goal == "found again"
 
 
 def test_outputs_that_the_goal_needs_are_pruned_last(make: Make) -> None:
     kept: dict[str, list[str]] = {}
     for order in ("reactive", "task_aware"):
         ctx = make(pruning_order=order, context_window=8_000, min_free_ratio=0.05, auto_compact=False)
-        ctx.set_goal("book the hotel Ribeira in Porto")
+        ctx.edit.set_goal("book the hotel Ribeira in Porto")
         ctx.add(looked_up("hotel", "hotels in Porto", HOTEL))
         for i in range(9):
             ctx.add(looked_up(f"weather{i}", "the weather", WEATHER))
@@ -117,12 +117,12 @@ def test_outputs_that_the_goal_needs_are_pruned_last(make: Make) -> None:
 
 def test_outputs_of_a_step_outlive_those_that_were_written_for_none() -> None:
     with context(pruning_order="subgoal", context_window=8_000, min_free_ratio=0.05, auto_compact=False) as ctx:
-        ctx.set_subgoal("find a hotel")
+        ctx.edit.set_subgoal("find a hotel")
         ctx.add(looked_up("hotel", "hotels", HOTEL))
-        ctx.set_subgoal(None)
+        ctx.edit.set_subgoal(None)
         for i in range(3):
             ctx.add(looked_up(f"aside{i}", f"the weather in {i} days", WEATHER))
-        ctx.set_subgoal("find a train")
+        ctx.edit.set_subgoal("find a train")
         for i in range(6):
             ctx.add(looked_up(f"train{i}", f"trains at {i}", WEATHER))
         ctx.set_policy(auto_compact=True)
@@ -139,12 +139,12 @@ def test_a_model_is_asked_in_the_background_and_its_answer_applied_at_the_next_t
         events = heard(ctx)
         ctx.send("I need a place to stay in Porto.")
         assert slow.backend.requests == [], "the turn does not wait"
-        assert ctx.goal().goal == ""
+        assert ctx.edit.goal().goal == ""
         slow.gate.set()
         quiet(ctx)
         slow.gate.clear()
         ctx.send("With breakfast, please.")
-        goal = ctx.goal()
+        goal = ctx.edit.goal()
         assert goal.goal == "book the hotel Ribeira in Porto"
         assert [s.text for s in goal.subgoals] == ["compare rooms"]
         assert events == [GoalRefreshed("default", goal.goal, "compare rooms")]
@@ -163,11 +163,11 @@ async def test_on_a_loop_it_is_a_task_of_that_loop() -> None:
         scripted(*["noted"] * 9), summarizer=slow, pruning_order="task_aware", context_window=4_000
     ) as ctx:
         await ctx.asend("I need a place to stay in Porto.")
-        tasks = ctx._engine.ports.tasks
+        tasks = ctx.handle.engine.ports.tasks
         assert tasks is not None
         await tasks.aclose(wait=True)
         await ctx.asend("With breakfast, please.")
-        assert (await ctx.agoal()).goal == "book the hotel Ribeira in Porto"
+        assert (await ctx.edit.agoal()).goal == "book the hotel Ribeira in Porto"
 
 
 def test_the_same_step_goes_on_and_another_one_completes_it() -> None:
@@ -180,7 +180,7 @@ def test_the_same_step_goes_on_and_another_one_completes_it() -> None:
         for text in ("one", "two", "three", "four"):
             ctx.send(text)
             quiet(ctx)
-        steps = ctx.goal().subgoals
+        steps = ctx.edit.goal().subgoals
         assert [(s.text, s.completed) for s in steps] == [("compare rooms", True), ("pay the room", False)]
         assert steps[0].since < steps[1].since
 
@@ -188,18 +188,18 @@ def test_the_same_step_goes_on_and_another_one_completes_it() -> None:
 def test_the_users_word_stands_over_the_models() -> None:
     summarizer = scripted(*[ANSWER] * 9)
     with context(scripted(*["noted"] * 9), summarizer=summarizer, pruning_order="subgoal_mig") as ctx:
-        ctx.set_goal("mine")
+        ctx.edit.set_goal("mine")
         ctx.send("one")
         quiet(ctx)
         ctx.send("two")
-        assert ctx.goal().goal == "mine"
-        assert [s.text for s in ctx.goal().subgoals] == ["compare rooms"]
+        assert ctx.edit.goal().goal == "mine"
+        assert [s.text for s in ctx.edit.goal().subgoals] == ["compare rooms"]
         quiet(ctx)
-        ctx.set_subgoal("my own step")
+        ctx.edit.set_subgoal("my own step")
         before = len(summarizer.requests)
         ctx.send("three")
         quiet(ctx)
-        assert ctx.goal().subgoals[-1].text == "my own step"
+        assert ctx.edit.goal().subgoals[-1].text == "my own step"
         assert len(summarizer.requests) == before, "there is nothing left to find out"
 
 
@@ -219,7 +219,7 @@ def test_a_model_that_fails_is_reported_and_nothing_changes(reply: Any, problem:
         ctx.send("two")
         assert events
         assert all(problem in e.problem for e in events)
-        assert ctx.goal().goal == ""
+        assert ctx.edit.goal().goal == ""
         assert ctx.messages()[-1].text == "noted"
 
 
@@ -270,7 +270,7 @@ def test_what_was_said_can_neither_forge_an_answer_nor_markup() -> None:
         quiet(ctx)
         first = requests[0].messages[-1].text
         assert first.count("<message ") == first.count("</message>") == 1
-        assert "<message" not in ctx.goal().goal
+        assert "<message" not in ctx.edit.goal().goal
         assert requests[1].messages[-1].text.count("</goal>") == 1
 
 

@@ -27,14 +27,14 @@ def given_by_add(ctx: AgentContext, messages: list[Message], _: Path) -> None:
 
 
 def given_by_set(ctx: AgentContext, messages: list[Message], _: Path) -> None:
-    ctx.set_messages(messages)
+    ctx.edit.set_messages(messages)
 
 
 def given_by_import(ctx: AgentContext, messages: list[Message], folder: Path) -> None:
     with context(context_window=100_000) as other:
         other.add(messages)
-        other.export_jsonl(folder / "past.jsonl")
-    ctx.import_jsonl(folder / "past.jsonl")
+        other.files.export_jsonl(folder / "past.jsonl")
+    ctx.files.import_jsonl(folder / "past.jsonl")
 
 
 @pytest.mark.parametrize("give", [given_by_add, given_by_set, given_by_import])
@@ -79,7 +79,7 @@ def test_what_a_later_compaction_has_covered_stays_so() -> None:
     with context(scripted(*["Noted."] * 3), summarizer=slow, strategy="tiered") as ctx:
         ctx.subscribe(events.append)
         ctx.add(past())
-        ctx.clear()
+        ctx.edit.clear()
         slow.gate.set()
         wait_for(lambda: any(isinstance(e, CompactionHeld) for e in events))
         (held,) = [e for e in events if isinstance(e, CompactionHeld)]

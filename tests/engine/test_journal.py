@@ -58,10 +58,10 @@ class Clock:
 def timed(store: Any, clock: Clock, backend: Any = None) -> Any:
     """A context whose engine lives by a clock of ours."""
     ctx = context(backend, store=store)
-    ports = replace(ctx._engine.ports, clock=clock)
-    engine = Engine(ports, ctx._engine.rules)
-    engine.events = ctx._engine.events
-    ctx._engine = engine
+    ports = replace(ctx.handle.engine.ports, clock=clock)
+    engine = Engine(ports, ctx.handle.engine.rules)
+    engine.events = ctx.handle.engine.events
+    ctx.handle.engine = engine
     return ctx
 
 
@@ -112,7 +112,7 @@ def test_a_long_turn_is_stored_whole_after_another_context_closed_the_one_before
     store = MemoryStore()
     ctx, other = make(store=store), make(store=store)
     ctx.add([user("q", id="q"), assistant("", id="open", calls=[call("c9")])])
-    other.clear()
+    other.edit.clear()
     rounds = [*tool_round("t", "word " * 500), *tool_round("s", "word " * 500)]
     long_turn = [user("go", id="g"), *rounds, assistant("done", id="d")]  # too long for the window: stored in pieces
     ctx.add(long_turn)
@@ -147,7 +147,7 @@ def test_discarded_messages_may_come_again(make: Make) -> None:
         with pytest.raises(BackendError):
             ctx.send(question)
     ctx.send(user("other words now", id="q"))
-    assert ctx.get("q").text == "other words now"
+    assert ctx.archive.get("q").text == "other words now"
     with pytest.raises(MessageConflictError):
         ctx.add(question)
 
@@ -223,9 +223,9 @@ def test_snapshots_hold_no_text_and_read_back() -> None:
 def test_two_openers_of_one_session_set_its_prompts_once() -> None:
     store = MemoryStore()
     one, two = context(store=store), context(store=store)
-    flows = [c._engine.open(c._key, prompts=("A", "B")) for c in (one, two)]
+    flows = [c.handle.engine.open(c.handle.key, prompts=("A", "B")) for c in (one, two)]
     for flow, c in zip(flows, (one, two), strict=True):
-        run(flow, c._engine.ports)
+        run(flow, c.handle.engine.ports)
     assert [m.text for m in one.view().messages] == ["A", "B"]
 
 
@@ -270,7 +270,7 @@ def test_a_copied_state_is_the_same_and_apart() -> None:
 def test_the_session_that_was_used_longest_ago_leaves_the_cache() -> None:
     """Step 7, mutants: the wrong session evicted."""
     with context() as ctx:
-        engine = Engine(Ports(MemoryStore(), ctx.counter), ctx.policy, max_sessions=2)
+        engine = Engine(Ports(MemoryStore(), ctx.handle.counter), ctx.policy, max_sessions=2)
         first, second, third = (SessionKey("default", name) for name in ("first", "second", "third"))
         for key in (first, second, first, third):
             run(engine.open(key), engine.ports)

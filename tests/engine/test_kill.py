@@ -59,11 +59,11 @@ def test_kill_at_random_moments(shared_url: str) -> None:
         received.close()
     with context(store=shared_url, context_window=600, create=False) as ctx:
         for message_id in acknowledged:
-            assert ctx.get(message_id).id == message_id
+            assert ctx.archive.get(message_id).id == message_id
         assert_legal(ctx.view().messages)
         assert ctx.window().view.tokens <= 480
         assert ctx.usage().compactions > 0
-        ctx.add(ctx.user_message("and on it goes"))
+        ctx.add(user("and on it goes"))
         assert ctx.messages()[-1].text == "and on it goes"
     assert len(acknowledged) > 50
 

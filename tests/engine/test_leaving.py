@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, MemoryStore, SqlStore, Store, assistant, user
+from ctxfold import MemoryStore, SqlStore, Store, assistant, user
+from ctxfold.session.context import load_snapshot
 from tests.support.driven import Driven, context, scripted, text_of, turns
 
 Make = Callable[..., Driven]
@@ -37,10 +38,10 @@ def found(ctx: Any) -> list[str]:
 
 
 EDITS: dict[str, Callable[[Any], object]] = {
-    "clear": lambda ctx: ctx.clear(),
-    "remove": lambda ctx: ctx.remove(0),
-    "retain": lambda ctx: ctx.retain("assistant"),
-    "set": lambda ctx: ctx.set_messages([user("something else", id="e")]),
+    "clear": lambda ctx: ctx.edit.clear(),
+    "remove": lambda ctx: ctx.edit.remove(0),
+    "retain": lambda ctx: ctx.edit.retain("assistant"),
+    "set": lambda ctx: ctx.edit.set_messages([user("something else", id="e")]),
 }
 
 
@@ -50,7 +51,7 @@ def test_what_an_edit_takes_out_is_found_also_after_a_restart(make: Make, store:
     EDITS[how](ctx)
     assert "z" not in {m.id for m in ctx.view().messages}
     assert found(ctx) == ["z"]
-    assert ctx.get(ctx.search("zebra7")[0].reference).text == SECRET
+    assert ctx.archive.get(ctx.search("zebra7")[0].reference).text == SECRET
     with context(None, store=store, session_id="s", context_window=8_000) as again:
         assert found(again) == ["z"]
     ctx.undo()
@@ -61,8 +62,8 @@ def test_what_an_edit_takes_out_is_found_also_after_a_restart(make: Make, store:
 def test_a_file_and_a_fork_find_it_too(make: Make, tmp_path: Path, how: str) -> None:
     ctx = said(make(None, session_id="s", context_window=8_000))
     EDITS[how](ctx)
-    ctx.save_snapshot(tmp_path / "s.json")
-    with AgentContext.load_snapshot(tmp_path / "s.json", session_id="t") as loaded:
+    ctx.files.save_snapshot(tmp_path / "s.json")
+    with load_snapshot(tmp_path / "s.json", session_id="t") as loaded:
         assert found(loaded) == ["z"]
     assert [h.message_id for h in ctx.ctx.fork("f").search("zebra7 marmalade")] == ["z"]
 
@@ -110,7 +111,7 @@ def test_what_was_compacted_is_recalled_after_an_undone_clearing(make: Make) -> 
     backend = scripted("ok", "ok")
     ctx = said(make(backend, context_window=8_000, keep_last=2))
     ctx.compact(force=True)
-    ctx.clear()
+    ctx.edit.clear()
     ctx.undo()
     ctx.send("What is the zebra7 hint?")
     assert f"user: {SECRET}" in text_of(backend.requests[-1].messages)
@@ -125,7 +126,7 @@ def test_what_comes_back_after_a_clearing_is_recalled_once_it_is_compacted(make:
     stream = ctx.ctx.send_stream(user("The lynx9 badge is orange.", id="l"))
     next(stream)
     with context(None, **shared) as other:
-        other.clear()
+        other.edit.clear()
         other.restore("z")
     assert list(stream)
     ctx.add(turns(300, start=10))  # a snapshot is taken
@@ -140,7 +141,7 @@ def test_what_comes_back_after_a_clearing_is_recalled_once_it_is_compacted(make:
 def test_what_comes_back_and_is_compacted_is_recalled_again(make: Make) -> None:
     backend = scripted(*["ok"] * 4)
     ctx = said(make(backend, context_window=8_000, keep_last=2))
-    ctx.clear()
+    ctx.edit.clear()
     ctx.restore("z")
     ctx.add(turns(6, start=10))
     ctx.compact(force=True)
@@ -150,23 +151,23 @@ def test_what_comes_back_and_is_compacted_is_recalled_again(make: Make) -> None:
 
 def test_what_is_put_in_place_of_itself_is_one_message(make: Make) -> None:
     ctx = said(make(None, context_window=8_000))
-    ctx.set_messages(list(ctx.view().messages))
+    ctx.edit.set_messages(list(ctx.view().messages))
     assert found(ctx) == ["z"]
-    ctx.clear()
+    ctx.edit.clear()
     assert found(ctx) == ["z"]
 
 
 def test_erased_from_the_index_as_well(make: Make, store: Store) -> None:
     ctx = said(make(None, store=store, session_id="s", context_window=8_000))
-    ctx.clear()
-    ctx.erase("z")
+    ctx.edit.clear()
+    ctx.erasure.erase("z")
     assert found(ctx) == []
 
 
 def test_what_was_restored_is_brought_back_once_it_is_compacted(make: Make) -> None:
     """An edit takes it out of what recall may bring back; a message that is live again is compacted like any other."""
     ctx = said(make(None, context_window=8_000, strategy="sliding_window", keep_last=2, auto_compact=False))
-    ctx.remove(0)
+    ctx.edit.remove(0)
     ctx.restore("z")
     ctx.add(turns(4, start=10))
     ctx.compact(force=True)

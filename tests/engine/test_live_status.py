@@ -90,7 +90,7 @@ def test_a_long_span_reports_how_far_it_is() -> None:
 def test_a_compaction_that_fails_is_heard_to_end() -> None:
     ctx, events = talking([], strategy="summarize", probe=True)
     with ctx:
-        ctx.on_compaction(lambda proposal: ("  ", proposal.kept))  # refused: the original proposal is written
+        ctx.edit.on_compaction(lambda proposal: ("  ", proposal.kept))  # refused: the original proposal is written
         fill(ctx, 40)
     kinds = [type(e) for e in events if isinstance(e, STATUS)]
     assert kinds.count(CompactionStarted) == kinds.count(HistoryCompacted) + kinds.count(CompactionHeld)
@@ -133,7 +133,7 @@ def test_the_gauge_is_told_with_each_request_and_on_demand() -> None:
         gauges = [e for e in events if isinstance(e, WindowGauge)]
         assert len(gauges) == 5
         assert [g.used_tokens for g in gauges] == sorted({g.used_tokens for g in gauges})
-        now = ctx.gauge()
+        now = ctx.explain().gauge
         assert now.used_tokens == ctx.usage().window_tokens
         assert now.budget_tokens == ctx.policy.budget_tokens == 1_600
         assert now.room_tokens == 1_600 - now.used_tokens
@@ -150,7 +150,7 @@ def test_the_gauge_comes_true() -> None:
     ctx, events = talking(["The user lists berths."] * 50)
     with ctx:
         for number in range(40):
-            before = ctx.gauge()
+            before = ctx.explain().gauge
             ctx.send(LONG.format(number) * 2)
             compacted = any(isinstance(e, HistoryCompacted) for e in events)
             grown = [e for e in events if isinstance(e, WindowGauge)][-1].used_tokens
@@ -166,7 +166,7 @@ async def test_the_gauge_where_compaction_is_off() -> None:
     ctx, _ = talking([], auto_compact=False)
     async with ctx:
         await ctx.asend("Hello.")
-        gauge = await ctx.agauge()
+        gauge = (await ctx.aexplain()).gauge
         assert gauge.compacts_at_tokens is gauge.until_compaction_tokens is None
         assert str(gauge).endswith("compaction is off")
 
@@ -175,7 +175,7 @@ def test_a_trigger_that_counts_turns_leaves_the_budget() -> None:
     ctx, _ = talking([], trigger=TurnsTrigger(at=50))
     with ctx:
         fill(ctx, 2)
-        assert ctx.gauge().compacts_at_tokens == ctx.policy.budget_tokens
+        assert ctx.explain().gauge.compacts_at_tokens == ctx.policy.budget_tokens
 
 
 SIZES = RatioTrigger(at=0.5), TokensTrigger(at=700), EconomicTrigger(prices=Prices.relative())

@@ -35,7 +35,7 @@ def crowd(ctx: Any, count: int = 3 * CAP) -> None:
 
 def test_only_so_many_stay_open_and_all_are_whole(make: Make) -> None:
     ctx = make(session_id="first", max_sessions=CAP)
-    assert ctx.max_sessions == CAP
+    assert ctx.handle.engine.max_sessions == CAP
     sessions: list[weakref.ref[SessionState]] = []
     for n in range(60):
         key = SessionKey("default", f"s{n}")
@@ -66,7 +66,7 @@ def test_a_session_that_is_erased_while_a_model_answers_leaves_memory(make: Make
     other = make(store=store, session_id="other")
 
     def answer(_: Request) -> str:
-        other.ctx.erase_owner()
+        other.ctx.erasure.erase_owner()
         return "Noted."
 
     ctx = make(scripted(answer), store=store, session_id="mine", max_sessions=CAP)
@@ -212,8 +212,8 @@ REACHED: dict[str, Callable[..., AgentContext]] = {
 
 @pytest.mark.parametrize("reached", REACHED.values(), ids=REACHED)
 def test_every_face_takes_it(reached: Callable[..., AgentContext]) -> None:
-    assert reached(max_sessions=3).max_sessions == 3
-    assert reached().max_sessions == 256
+    assert reached(max_sessions=3).handle.engine.max_sessions == 3
+    assert reached().handle.engine.max_sessions == 256
 
 
 MADE: dict[str, Callable[..., Any]] = {"CtxChatStore": CtxChatStore, "CtxAsyncChatStore": CtxAsyncChatStore}

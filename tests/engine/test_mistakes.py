@@ -32,6 +32,7 @@ from ctxfold import (
     assistant,
     history_tools,
     open_backend,
+    user,
 )
 from ctxfold.errors import (
     HeadMovedError,
@@ -101,12 +102,12 @@ def test_settings(settings: dict[str, Any], words: str, tmp_path: Path, monkeypa
 def test_what_a_setting_may_be() -> None:
     with made(context_window=8_000.0, trigger=TokensTrigger(at=4_000), counter=None) as ctx:
         assert ctx.policy.context_window == 8_000
-    with made(reply_reserve_tokens=500) as ctx, made(**ctx.rules().model_dump()) as again:
+    with made(reply_reserve_tokens=500) as ctx, made(**ctx.policy.model_dump()) as again:
         assert again.policy == ctx.policy, "all rules by their own names, too"
 
 
 USES: list[tuple[str, type[CtxError], str, Use]] = [
-    ("a dict", MessageError, r"a message is a dict: .*context.user_message", lambda c: c.add({"role": "user"})),
+    ("a dict", MessageError, r"a message is a dict: .*ctxfold.user", lambda c: c.add({"role": "user"})),
     ("a list of dicts", MessageError, "is a dict", lambda c: c.add([{"role": "user"}])),
     ("a tuple", MessageError, "is a str", lambda c: c.add(("user", "hi"))),
     ("nothing", MessageError, "is None", lambda c: c.add(None)),
@@ -116,18 +117,23 @@ USES: list[tuple[str, type[CtxError], str, Use]] = [
     ("a kind", MessageError, "kind 'note': use one of", lambda c: c.add(Message("m", "user", (), kind="note"))),  # type: ignore[arg-type]
     ("an id", MessageError, "5 holds an int", lambda c: c.add(Message(5, "user", ()))),  # type: ignore[arg-type]
     ("a part", MessageError, "'m' holds a str", lambda c: c.add(Message("m", "user", ("hi",)))),  # type: ignore[arg-type]
-    ("text for a list", MessageError, "is a str", lambda c: c.set_messages("hi")),
-    ("strings made of it", MessageError, "is a str", lambda c: c.revise(lambda _: ["hi"])),
-    ("text in place", MessageError, "is a str", lambda c: c.update(0, "hi")),
-    ("no index", MessageIndexError, "index 1.5 is outside", lambda c: c.update(1.5, c.user_message("hi"))),  # type: ignore[arg-type]
-    ("index", MessageIndexError, "index 99 is outside a conversation of 2", lambda c: c.remove(99)),
-    ("a role to keep", UnknownRoleError, "'human': use one of", lambda c: c.retain("human")),
-    ("by number", MessageNotFoundError, r"an int names no message: .*message.id.*'#17'", lambda c: c.get(5)),
-    ("the message itself", MessageNotFoundError, "a Message names no message", lambda c: c.get(c.messages()[0])),
+    ("text for a list", MessageError, "is a str", lambda c: c.edit.set_messages("hi")),
+    ("strings made of it", MessageError, "is a str", lambda c: c.edit.revise(lambda _: ["hi"])),
+    ("text in place", MessageError, "is a str", lambda c: c.edit.update(0, "hi")),
+    ("no index", MessageIndexError, "index 1.5 is outside", lambda c: c.edit.update(1.5, user("hi"))),  # type: ignore[arg-type]
+    ("index", MessageIndexError, "index 99 is outside a conversation of 2", lambda c: c.edit.remove(99)),
+    ("a role to keep", UnknownRoleError, "'human': use one of", lambda c: c.edit.retain("human")),
+    ("by number", MessageNotFoundError, r"an int names no message: .*message.id.*'#17'", lambda c: c.archive.get(5)),
+    (
+        "the message itself",
+        MessageNotFoundError,
+        "a Message names no message",
+        lambda c: c.archive.get(c.messages()[0]),
+    ),
     ("a list of pins", MessageNotFoundError, "a list names no message", lambda c: c.pin(["a1"])),
     ("a number to pin", MessageNotFoundError, "'#99' is not in session 's'", lambda c: c.pin("#99")),
     ("audience", ConfigError, "'assistant': use one of all, user, model", lambda c: c.messages(audience="assistant")),
-    ("days", ConfigError, r"age is an int: give timedelta\(days=30\)", lambda c: c.erase_older_than(30)),
+    ("days", ConfigError, r"age is an int: give timedelta\(days=30\)", lambda c: c.erasure.erase_older_than(30)),
     (
         "strategy",
         ConfigError,
@@ -143,7 +149,7 @@ USES: list[tuple[str, type[CtxError], str, Use]] = [
     ("subscriber", ConfigError, "the subscriber is None", lambda c: c.subscribe(None)),
     ("no fork's name", ConfigError, "session name is empty", lambda c: c.fork("")),
     ("no name", ConfigError, "session name is empty", lambda c: c.at("").messages()),
-    ("goal", MessageError, "goal: Input should be a valid string", lambda c: c.set_goal(5)),
+    ("goal", MessageError, "goal: Input should be a valid string", lambda c: c.edit.set_goal(5)),
     ("unpinned", MessageNotFoundError, "a list names no message", lambda c: c.unpin(["a1"])),
     ("a fact", ConfigError, "text is an int", lambda c: c.memory.add("facts", 5)),
     ("confidence", ConfigError, "confidence is 'high'", lambda c: c.memory.add("facts", "x", confidence="high")),
@@ -153,16 +159,21 @@ USES: list[tuple[str, type[CtxError], str, Use]] = [
     ("per cent", ConfigError, "threshold_ratio is 75", lambda c: c.service.maybe_proactive_compress(75)),
     ("tools of", ConfigError, "a str is no session: give an AgentContext", lambda c: history_tools("s")),  # type: ignore[arg-type]
     ("no words", ConfigError, "the query is an int", lambda c: c.search(5)),
-    ("no words for all", ConfigError, "the query is None", lambda c: c.search_owner(None)),
+    ("no words for all", ConfigError, "the query is None", lambda c: c.archive.search_owner(None)),
     (
         "no question",
         ConfigError,
         "the question is an int: give it as text",
         lambda c: c.window(recall=True, question=5),
     ),
-    ("a text to stream", ConfigError, "a str: .* send_stream and asend_stream take", lambda c: list(c.stream("Hi"))),
-    ("a text to ask", ConfigError, "a str: .* send, send_stream", lambda c: c.ask("Hi")),
-    ("a text's request", ConfigError, "the question is a str", lambda c: c.request_for("Hi")),
+    (
+        "a text to stream",
+        ConfigError,
+        "a str: .* send_stream and asend_stream take",
+        lambda c: list(c.handle.stream("Hi")),
+    ),
+    ("a text to ask", ConfigError, "a str: .* send, send_stream", lambda c: c.handle.complete("Hi")),
+    ("a text's request", ConfigError, "the question is a str", lambda c: c.handle.request_for("Hi")),
     (
         "too early",
         NotEnoughHistoryError,
@@ -177,24 +188,24 @@ def test_calls(kind: type[CtxError], words: str, use: Use) -> None:
     with made(session_id="s") as ctx:
         ctx.add("Hello.")
         ctx.add(assistant("Good morning.", id="a1"))
-        before = ctx.messages(), ctx.view().messages, ctx.rules(), ctx.memory.list()
+        before = ctx.messages(), ctx.view().messages, ctx.policy, ctx.memory.list()
         with pytest.raises(kind, match=words):
             use(ctx)
-        assert (ctx.messages(), ctx.view().messages, ctx.rules(), ctx.memory.list()) == before
+        assert (ctx.messages(), ctx.view().messages, ctx.policy, ctx.memory.list()) == before
 
 
 async def test_calls_in_a_loop() -> None:
     async with made(session_id="s") as ctx:
         for use in (
             lambda: ctx.aadd({"role": "user"}),
-            lambda: ctx.aretain("human"),
-            lambda: ctx.aget(5),
-            lambda: anext(aiter(ctx.astream("Hi"))),
+            lambda: ctx.edit.aretain("human"),
+            lambda: ctx.archive.aget(5),
+            lambda: anext(aiter(ctx.handle.astream("Hi"))),
         ):  # type: ignore[arg-type]
             with pytest.raises(CtxError):
                 await use()
         with pytest.raises(ConfigError, match="the question is a str"):
-            await anext(aiter(ctx.astream("Hi")))  # type: ignore[arg-type]
+            await anext(aiter(ctx.handle.astream("Hi")))  # type: ignore[arg-type]
 
 
 def test_options() -> None:
@@ -224,7 +235,7 @@ def test_options() -> None:
 async def test_what_is_sent(content: Any) -> None:
     with made(backend=ScriptedBackend(["Good morning."])) as ctx:
         for send in (ctx.send, lambda given: list(ctx.send_stream(given))):
-            with pytest.raises(MessageError, match=r"a message is .*context.user_message\('...'\)"):
+            with pytest.raises(MessageError, match=r"a message is .*ctxfold.user\('...'\)"):
                 send(content)
         with pytest.raises(MessageError, match="give text, or"):
             await ctx.asend(content)
@@ -261,7 +272,7 @@ def test_services_that_cannot_be_used() -> None:
 def test_a_file_that_cannot_be_made_is_named_as_the_user_names_it(tmp_path: Path) -> None:
     path = tmp_path / "no" / "file.jsonl"
     with made() as ctx, pytest.raises(FileNotFoundError, match=re.escape(f"No such file or directory: '{path}'")):
-        ctx.export_jsonl(path)
+        ctx.files.export_jsonl(path)
 
 
 def test_pins_go_by_reference_too() -> None:
@@ -274,10 +285,10 @@ def test_pins_go_by_reference_too() -> None:
         ctx.unpin("#2")
         pins = [b.reference for b in ctx.explain().blocks if b.why == "pinned"]
         assert pins == ["#1"]
-        assert ctx.update("#2", assistant("Good evening.", id="a2")).text == "Good morning."
+        assert ctx.edit.update("#2", assistant("Good evening.", id="a2")).text == "Good morning."
         with pytest.raises(MessageNotFoundError, match="#9"):
-            ctx.update("#9", assistant("Good night.", id="a3"))
-        assert [(m.id, m.text) for m in ctx.remove("#2")] == [("a1", "Good evening.")]
+            ctx.edit.update("#9", assistant("Good night.", id="a3"))
+        assert [(m.id, m.text) for m in ctx.edit.remove("#2")] == [("a1", "Good evening.")]
 
 
 UNREADABLE: list[tuple[str, Use]] = [
@@ -293,8 +304,8 @@ UNREADABLE: list[tuple[str, Use]] = [
             ]
         ),
     ),
-    ("goal", lambda c: c.set_goal(5)),
-    ("step", lambda c: c.set_subgoal(["a"])),
+    ("goal", lambda c: c.edit.set_goal(5)),
+    ("step", lambda c: c.edit.set_subgoal(["a"])),
     ("unpin", lambda c: c.unpin(5)),
     ("strategy", lambda c: c.set_policy(strategy="mine")),
 ]
@@ -329,11 +340,11 @@ def test_a_nameless_session_of_an_older_version_opens(tmp_path: Path) -> None:
     from ctxfold.history.records import Draft, PolicyChanged, SessionKey
 
     with SqlStore(f"sqlite:///{tmp_path / 'chat.db'}") as store, made(session_id="named") as other:
-        rules = PolicyChanged(other.policy.model_dump_json(), other.counter.id)
+        rules = PolicyChanged(other.policy.model_dump_json(), other.handle.counter.id)
         store.append(SessionKey("", ""), [Draft("r1", rules)])
         with made(store=store, session_id="", owner="") as ctx:
             ctx.add("Hello.")
-            assert ctx.erase_older_than(timedelta(0)).ids
+            assert ctx.erasure.erase_older_than(timedelta(0)).ids
         assert store.erase_owner("")
 
 

@@ -51,7 +51,7 @@ def test_a_limit_holds_for_the_model_that_named_it(make: Make, order: tuple[str,
     for name in order:
         ctx.send("And now?", model=name)
     assert largest(backend, "small") > 0
-    assert ctx.rules().context_window == 16_000, "the backend's own model is asked next"
+    assert ctx.policy.context_window == 16_000, "the backend's own model is asked next"
     ctx.add(turns(60, start=100, words=60))
     ctx.send("And then?", model="big")
     assert largest(backend, "big") > 6_000
@@ -62,16 +62,16 @@ def test_a_limit_survives_a_restart_with_a_larger_window(tmp_path: Path) -> None
     with AgentContext(Models("small"), session_id="s", store=url, context_window=8_000, counter=COUNTER) as ctx:
         ctx.add(turns(20, words=60))
         ctx.send("And now?")
-        assert ctx.rules().context_window == 2_000
+        assert ctx.policy.context_window == 2_000
     again = Models("small")
     with AgentContext(again, session_id="s", store=url, context_window=16_000, counter=COUNTER) as ctx:
-        assert ctx.rules().context_window == 2_000
+        assert ctx.policy.context_window == 2_000
         ctx.add(turns(20, start=100, words=60))
         ctx.send("And then?")
         assert all(tokens <= 2_000 for _, tokens in again.sizes), "nothing was refused a second time"
     bigger = Models("big")
     with AgentContext(bigger, session_id="s", store=url, context_window=16_000, counter=COUNTER) as ctx:
-        assert ctx.rules().context_window == 16_000, "another model's session"
+        assert ctx.policy.context_window == 16_000, "another model's session"
 
 
 def test_a_calibration_survives_a_restart_and_keeps_the_limit(tmp_path: Path) -> None:
@@ -82,13 +82,13 @@ def test_a_calibration_survives_a_restart_and_keeps_the_limit(tmp_path: Path) ->
         ctx.add(turns(20, words=60))
         for number in range(4):
             ctx.send(f"And {number}?")
-        gauge = ctx.gauge()
-        assert (ctx.rules().context_window, gauge.budget_tokens) == (2_000, 1_600)
+        gauge = ctx.explain().gauge
+        assert (ctx.policy.context_window, gauge.budget_tokens) == (2_000, 1_600)
         assert sum(b.tokens for b in ctx.explain().blocks) > 1.4 * ctx.view().tokens
     with AgentContext(
         Models("small", tokens_per_count=1.5), session_id="s", store=url, context_window=8_000, counter=COUNTER
     ) as ctx:
-        assert (ctx.rules().context_window, ctx.gauge()) == (2_000, gauge), "before the first request"
+        assert (ctx.policy.context_window, ctx.explain().gauge) == (2_000, gauge), "before the first request"
 
 
 @pytest.mark.parametrize("named", [2_000, 3_000, 100_000])
@@ -101,7 +101,7 @@ def test_a_limit_never_widens_the_window(make: Make, named: int) -> None:
     ctx.add(turns(9, words=60))
     ctx.send("And now?")
     assert [tokens > 2_000 for _, tokens in backend.sizes] == [True, False], "refused once"
-    assert ctx.rules().context_window == 2_000
+    assert ctx.policy.context_window == 2_000
     assert ctx.usage().budget_tokens <= 1_800
     assert not any(isinstance(e, RulesChanged) for e in events)
 
@@ -114,9 +114,9 @@ def test_the_newest_word_of_a_model_counts(make: Make) -> None:
     )
     ctx.add(turns(20, words=60))
     ctx.send("And now?")
-    assert ctx.rules().context_window == 3_000
+    assert ctx.policy.context_window == 3_000
     ctx.send("And then?")
-    assert ctx.rules().context_window == 2_000
+    assert ctx.policy.context_window == 2_000
 
 
 @pytest.mark.parametrize("small_first", [True, False])
@@ -131,9 +131,9 @@ def test_engines_with_windows_of_their_own_share_a_session(tmp_path: Path, small
     }
     for ctx in (*open_ones.values(), *open_ones.values()):
         ctx.send("hello")
-        assert {n: c.rules().context_window for n, c in open_ones.items()} == windows
+        assert {n: c.policy.context_window for n, c in open_ones.items()} == windows
     open_ones["big"].set_policy(context_window=5_000)
-    assert {n: c.rules().context_window for n, c in open_ones.items()} == {"small": 5_000, "big": 5_000}
+    assert {n: c.policy.context_window for n, c in open_ones.items()} == {"small": 5_000, "big": 5_000}
     for ctx in open_ones.values():
         ctx.close()
 

@@ -139,7 +139,7 @@ def test_a_retry_gets_the_reply_that_is_stored_already(service: Service, stream:
         ("tool", "found"),
         ("assistant", "done"),
     ]
-    assert len(ctx.backend.requests) == 2
+    assert len(ctx.handle.backend.requests) == 2
     assert len(service.ids()) == 4
 
 
@@ -157,7 +157,7 @@ def test_a_retry_gets_its_reply_although_the_conversation_went_on(service: Servi
         assert "u" in service.opened(window=800).compact().event.covered
     assert ctx.send([first]).message.text == "yes"
     assert [m.text for m in ctx.messages()] == [first.text, "yes", second.text, "other"]
-    assert len(ctx.backend.requests) == 1
+    assert len(ctx.handle.backend.requests) == 1
 
 
 def test_a_retry_gets_its_calls_although_the_results_were_compacted(service: Service) -> None:
@@ -184,8 +184,8 @@ def test_a_file_is_imported_into_the_turn_that_holds_its_first_lines(service: Se
     whole = AgentContext(context_window=4_000, counter=COUNTER)
     whole.add(TURN)
     path = tmp_path / "turn.jsonl"
-    whole.export_jsonl(path, zone="incremental")
-    service.opened().import_jsonl(path)
+    whole.files.export_jsonl(path, zone="incremental")
+    service.opened().files.import_jsonl(path)
     assert service.ids() == [m.id for m in TURN]
 
 
@@ -240,7 +240,7 @@ def test_a_stored_reply_whose_replay_is_given_up_stays(service: Service) -> None
 def test_a_removed_call_that_is_under_way_again_is_known(service: Service) -> None:
     ctx = service.opened()
     ctx.add([TURN[0], *tool_round("t"), assistant("so", id="z")])
-    ctx.remove("t-a")
+    ctx.edit.remove("t-a")
     again = [user("once more", id="u2"), *tool_round("t")]
     ctx.add(again[:2])
     events: list[Any] = []
@@ -254,7 +254,7 @@ def test_a_removed_call_that_was_compacted_when_it_came_again_is_known(service: 
     ctx = service.opened(summarizer=scripted("short"))
     first, second = (tool_round(name, "found " * 14, calls=3) for name in "tv")
     ctx.add([user("go", id="u"), *first, assistant("so", id="z")])
-    ctx.remove(first[0].id)
+    ctx.edit.remove(first[0].id)
     again = [user("once more", id="u2"), *first, *second, assistant("thus", id="z2")]
     ctx.add(again)
     assert first[0].id not in {m.id for m in ctx.view().messages}
@@ -301,7 +301,7 @@ def test_what_is_taken_back_late_stays_out_where_others_have_gone_on_without_it(
 
     def ask(*messages: Message) -> None:
         ids = frozenset(m.id for m in messages)
-        ctx.ask(TurnInput(SessionKey("default", "default"), messages, given_ids=ids, whole=True))
+        ctx.handle.complete(TurnInput(SessionKey("default", "default"), messages, given_ids=ids, whole=True))
 
     first = [user("hello", id="u0"), assistant("hi", id="z0")]
     ctx = service.opened(assistant("yes", id="z1"), fails, window=1_000)

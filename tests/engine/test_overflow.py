@@ -190,7 +190,7 @@ def test_a_request_for_somebody_else_keeps_to_the_option(make: Make, auto_compac
     options = Options(auto_compact=auto_compact)
     question = TurnInput(SessionKey("default", "default"), listed, options, given_ids=frozenset(m.id for m in listed))
     try:
-        ctx.request_for(question)
+        ctx.handle.request_for(question)
     except ContextOverflowError:
         assert auto_compact is False
     assert (ctx.usage().compactions > 0) is (auto_compact is None)
@@ -204,7 +204,7 @@ def test_a_second_refusal_leaves_the_session_as_it_was(make: Make, ask: str, lim
     backend = scripted(full, full, "fits now")
     ctx = make(backend, context_window=4_000, reply_reserve_tokens=100, summarizer=scripted(*["short"] * 40))
     ctx.add(turns(40))
-    view, messages, usage, rules = ctx.view(), ctx.messages(), ctx.usage(), ctx.policy
+    view, messages, usage, rules = ctx.view(), ctx.messages(), ctx.usage(), ctx.handle.engine.rules
     with pytest.raises(ContextOverflowError, match="still does not fit"):
         getattr(ctx, ask)("What is question 39 about?")
     assert len(backend.requests) == 2
@@ -212,7 +212,7 @@ def test_a_second_refusal_leaves_the_session_as_it_was(make: Make, ask: str, lim
     assert ctx.view().messages == view.messages
     assert ctx.messages() == messages
     assert (ctx.usage().compactions, ctx.usage().turns) == (usage.compactions, usage.turns)
-    assert ctx.policy == rules
+    assert ctx.handle.engine.rules == rules
     if limit is not None:
         assert ctx.usage().budget_tokens < limit, "a limit that was named is learnt"
     ctx.send("And question 39?")

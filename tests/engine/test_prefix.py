@@ -99,7 +99,7 @@ def test_prompts_of_calls_side_by_side_are_named_breaks() -> None:
 
 
 def ask(ctx: AgentContext, prompt: str, text: str) -> None:
-    ctx.ask(TurnInput(SessionKey("default", "default"), [user(text, id=text)], prompts=(prompt,)))
+    ctx.handle.complete(TurnInput(SessionKey("default", "default"), [user(text, id=text)], prompts=(prompt,)))
 
 
 def test_a_question_that_was_taken_back_counts_as_no_prefix_of_the_next() -> None:
@@ -113,7 +113,7 @@ def test_a_question_that_was_taken_back_counts_as_no_prefix_of_the_next() -> Non
         ctx.send("question 3 about the house")
         prefix = ctx.usage().prefix
         assert dict(prefix.breaks) == {"aborted_turn": 1}
-        kept = sum(map(ctx.counter.count, ctx.view().messages[:2]))
+        kept = sum(map(ctx.handle.counter.count, ctx.view().messages[:2]))
         assert prefix.reused_tokens - first.reused_tokens == kept, "the question that was taken back is not among them"
 
 
@@ -125,14 +125,14 @@ def test_a_question_that_was_asked_with_more_counts_no_further_than_it_was_sent_
         ctx.send("Look at the garden.")
         prefix = ctx.usage().prefix
         assert dict(prefix.breaks) == {"aborted_turn": 1}
-        assert prefix.reused_tokens == sum(map(ctx.counter.count, backend.requests[-1].messages))
+        assert prefix.reused_tokens == sum(map(ctx.handle.counter.count, backend.requests[-1].messages))
 
 
 def test_an_edit_that_was_undone_is_a_break_of_its_own() -> None:
     """The request after the undo has another beginning than the one before, in which the edit still counted."""
     with AgentContext(ScriptedBackend(["one", "two", "three"]), context_window=10_000) as ctx:
         ctx.send("Look at the garden.")
-        ctx.update(0, user("Look at the old house behind the garden.", id="new"))
+        ctx.edit.update(0, user("Look at the old house behind the garden.", id="new"))
         ctx.send("What do you see?")
         before = ctx.usage().prefix
         ctx.undo()
@@ -148,10 +148,10 @@ def test_tools_count_as_reused_only_while_the_prefix_holds() -> None:
     tools = (ToolSpec("look", "Looks at a place of the garden, by its name.", {"type": "object", "properties": {}}),)
     with AgentContext(ScriptedBackend(["one", "two", "three"]), context_window=10_000) as ctx:
         ctx.send("Look at the garden.", tools=tools)
-        first_tokens = sum(map(ctx.counter.count, ctx.view().messages[:1]))
+        first_tokens = sum(map(ctx.handle.counter.count, ctx.view().messages[:1]))
         ctx.send("What do you see?", tools=tools)
         reused = ctx.usage().prefix.reused_tokens
         assert reused > first_tokens, "the tools are sent again as they were"
-        ctx.update(0, user("Look at the old house behind the garden.", id="new"))
+        ctx.edit.update(0, user("Look at the old house behind the garden.", id="new"))
         ctx.send("And now?", tools=tools)
         assert ctx.usage().prefix.reused_tokens == reused

@@ -133,7 +133,7 @@ def test_what_was_erased_is_not_remembered(store: Counting) -> None:
     with told(store) as context:
         question = "Where does box KX-3 stand?"
         assert "KX-3" in context.window(recall=True, question=question).recalled
-        context.erase("u3", "a3")
+        context.erasure.erase("u3", "a3")
         assert "KX-3," not in context.window(recall=True, question=question).recalled
         assert "KX-3," not in context.window(recall=True, question="KX-3, where is it?").recalled
 
@@ -173,7 +173,7 @@ def test_to_add_minds_what_others_have_written(store: Counting, tmp_path: Path) 
         theirs.add([assistant("It rains.", id="end")], known_ids=False)
         assert [m.id for m in mine.messages()][1:] == ["call", "r", "end"]
         assert mine.view().messages == theirs.view().messages
-        theirs.erase_session()
+        theirs.erasure.erase_session()
         mine.add("Anew.")
         assert [m.text for m in mine.messages()] == ["Anew."]
 

@@ -28,14 +28,14 @@ def test_a_narrower_window_has_the_session_compacted_until_the_request_fits(make
     backend = scripted("one", "two", "three")
     ctx = make(backend, context_window=20_000, reply_reserve_tokens=100, summarizer=scripted(*["short"] * 9))
     ctx.add(turns(60, words=40))
-    stored = ctx.rules()
+    stored = ctx.policy
     getattr(ctx, ask)("How far are we?")
     assert tokens_of(backend.requests[0]) > 4_000
     assert ctx.usage().compactions == 0
     getattr(ctx, ask)("And now?", context_window=1_500)
     assert tokens_of(backend.requests[1]) <= 1_400
     assert ctx.usage().compactions >= 1
-    assert ctx.rules() == stored
+    assert ctx.policy == stored
     ctx.add(turns(60, start=60, words=40))
     getattr(ctx, ask)("And then?")
     assert tokens_of(backend.requests[2]) > 4_000, "a later request has the session's window again"
@@ -52,7 +52,7 @@ def test_what_may_not_be_compacted_into_it_is_an_overflow(make: Make, ask: str) 
         getattr(ctx, ask)("And now?", context_window=1_500, auto_compact=False)
     assert backend.requests == []
     assert ctx.view().messages == before
-    assert not ctx.is_full()
+    assert not ctx.edit.is_full()
 
 
 @both

@@ -75,7 +75,7 @@ def test_clear_and_reset(make: Make) -> None:
     ctx.pin("u0")
     assert [m.id for m in service.clear_history()] == ["u0", "a0", "u1", "a1"]
     assert [m.role for m in ctx.view().messages] == ["system"]
-    assert ctx.get("u0").text.startswith("question 0"), "the log keeps it"
+    assert ctx.archive.get("u0").text.startswith("question 0"), "the log keeps it"
     ctx.add(user("look", id="q"))
     ctx.add(assistant("", id="c", calls=[call("c1")]))
     service.reset_conversation()
@@ -400,7 +400,7 @@ def test_proactive_compression_counts_the_open_turn_and_the_tools(make: Make) ->
     service = Service(ctx)
     ctx.add(turns(6))
     ctx.send("Hi", tools=[ToolSpec("look", "word " * 1_000, {"type": "object"})])
-    assert ctx.view().tokens < 0.3 * ctx.rules().budget_tokens
+    assert ctx.view().tokens < 0.3 * ctx.policy.budget_tokens
     assert service.maybe_proactive_compress(0.35), "the tools count"
     ctx.send("look")
     for i in range(2):
@@ -417,9 +417,9 @@ def test_goal_and_step_are_found_out_at_once(make: Make) -> None:
     wait_for(service.maybe_refresh_subgoal)
     assert (service.maybe_refresh_subgoal(), service.maybe_refresh_task_goal()) == ("find the guard", "open the gate")
     assert len(backend.requests) == 1
-    ctx.set_subgoal("light the lamp")
+    ctx.edit.set_subgoal("light the lamp")
     assert service.maybe_refresh_subgoal() == "light the lamp"
-    ctx.set_subgoal(None)
+    ctx.edit.set_subgoal(None)
     assert service.maybe_refresh_subgoal() == "", "it is completed"
 
 

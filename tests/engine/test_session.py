@@ -37,18 +37,18 @@ def test_create_read_update_delete(make: Make) -> None:
     ctx = make()
     ctx.add([*turns(1), user("go", id="g"), *tool_round("t", calls=2), assistant("ok", id="z")])
     assert ids(ctx) == ["u0", "a0", "g", "t-a", "t-r0", "t-r1", "z"]
-    old = ctx.update(0, user("changed", id="ignored"))
+    old = ctx.edit.update(0, user("changed", id="ignored"))
     assert (old.id, ctx.view().messages[0].id, ctx.view().messages[0].text) == ("u0", "u0", "changed")
-    ctx.update(-1, assistant("ok!", id="x"))
-    ctx.insert(2, user("between", id="b"))
-    ctx.insert(8, user("last", id="l"))
+    ctx.edit.update(-1, assistant("ok!", id="x"))
+    ctx.edit.insert(2, user("between", id="b"))
+    ctx.edit.insert(8, user("last", id="l"))
     assert ids(ctx) == ["u0", "a0", "b", "g", "t-a", "t-r0", "t-r1", "z", "l"]
     with pytest.raises(OrphanToolResultError, match="inside a tool round"):
-        ctx.insert(5, user("no", id="no"))
-    assert [m.id for m in ctx.remove(6)] == ["t-a", "t-r0", "t-r1"]
-    assert [m.id for m in ctx.pop()] == ["l"]
-    assert [m.id for m in ctx.retain("user")] == ["a0", "z"]
-    assert [m.id for m in ctx.clear()] == ["u0", "b", "g"]
+        ctx.edit.insert(5, user("no", id="no"))
+    assert [m.id for m in ctx.edit.remove(6)] == ["t-a", "t-r0", "t-r1"]
+    assert [m.id for m in ctx.edit.pop()] == ["l"]
+    assert [m.id for m in ctx.edit.retain("user")] == ["a0", "z"]
+    assert [m.id for m in ctx.edit.clear()] == ["u0", "b", "g"]
     assert ids(ctx) == []
     assert ctx.add(turns(1)).messages == tuple(turns(1)), "what was cleared may be added again"
 
@@ -60,7 +60,7 @@ def test_an_updated_summary_is_no_question(make: Make) -> None:
         ctx.add(tool_round(f"t{number}", "out " * 60))
     ctx.compact(force=True)
     place = next(i for i, e in enumerate(ctx.view().live) if e.message.kind == "summary")
-    ctx.update(place, user("a better summary", id="x"))
+    ctx.edit.update(place, user("a better summary", id="x"))
     assert [(m.kind, m.text) for m in ctx.view().messages[:2]] == [
         ("message", "the question"),
         ("summary", "a better summary"),
@@ -78,7 +78,7 @@ def test_an_updated_section_is_known_as_one(make: Make) -> None:
     service = ctx.ctx.service
     service.inject("documents", ["the car is red"])
     place = next(i for i, e in enumerate(ctx.view().live) if e.message.kind == "section")
-    ctx.update(place, user("the car is blue", id="x"))
+    ctx.edit.update(place, user("the car is blue", id="x"))
     assert ctx.view().live[place].message.kind == "section"
     assert service.remove("documents")
     assert [m.id for m in ctx.view().messages] == ["u", "a"]
@@ -87,7 +87,7 @@ def test_an_updated_section_is_known_as_one(make: Make) -> None:
 def test_an_updated_reply_is_still_of_the_model_that_wrote_it(make: Make) -> None:
     ctx = make(scripted("one", model="m1"))
     ctx.send("hi")
-    ctx.update(1, assistant("better", id="x"))
+    ctx.edit.update(1, assistant("better", id="x"))
     assert [(m.text, m.model, m.usage) for m in ctx.view().messages[1:]] == [("better", "m1", None)]
 
 
@@ -95,12 +95,12 @@ def test_updates_that_would_orphan(make: Make) -> None:
     ctx = make()
     ctx.add([user("go", id="g"), *tool_round("t"), assistant("ok", id="z")])
     with pytest.raises(OrphanToolResultError, match="must keep their ids"):
-        ctx.update(1, assistant("none", id="x"))
+        ctx.edit.update(1, assistant("none", id="x"))
     with pytest.raises(OrphanToolResultError, match="must answer the same"):
-        ctx.update(2, tool_result("other", "x", id="x"))
+        ctx.edit.update(2, tool_result("other", "x", id="x"))
     with pytest.raises(MessageError, match="is user"):
-        ctx.update(0, assistant("x", id="x"))
-    ctx.update(2, tool_result("t-c0", "corrected", id="x"))
+        ctx.edit.update(0, assistant("x", id="x"))
+    ctx.edit.update(2, tool_result("t-c0", "corrected", id="x"))
     assert ctx.view().messages[2].text == "corrected"
 
 
@@ -109,11 +109,11 @@ def test_undo_takes_edits_back_one_by_one(make: Make) -> None:
     ctx.add(turns(3))
     states = [ids(ctx)]
     for edit in (
-        lambda: ctx.remove(0),
-        lambda: ctx.insert(5, user("end", id="e")),
-        lambda: ctx.update(0, assistant("new", id="x")),
-        lambda: ctx.set_messages([user("only", id="o"), *tool_round("t")]),
-        lambda: ctx.clear(),
+        lambda: ctx.edit.remove(0),
+        lambda: ctx.edit.insert(5, user("end", id="e")),
+        lambda: ctx.edit.update(0, assistant("new", id="x")),
+        lambda: ctx.edit.set_messages([user("only", id="o"), *tool_round("t")]),
+        lambda: ctx.edit.clear(),
     ):
         edit()
         states.append(ids(ctx))
@@ -185,7 +185,7 @@ def test_a_system_message_that_came_with_the_conversation_stays(make: Make) -> N
     ctx.add([system("given", id="s"), *turns(1)])
     ctx.add(turns(1, start=1))
     assert [m.text for m in ctx.view().messages][:2] == ["A", "given"]
-    ctx.set_messages([system("A", id="again"), user("x", id="x")])
+    ctx.edit.set_messages([system("A", id="again"), user("x", id="x")])
     assert [m.text for m in ctx.view().messages] == ["A", "given", "x"]
 
 
@@ -196,7 +196,7 @@ def test_two_contexts_on_one_store_see_each_other(make: Make, tmp_path: Path) ->
     assert text_of(two.view().messages) == "hi\none"
     two.add(turns(1))
     assert ids(one)[-2:] == ["u0", "a0"]
-    two.remove(0)
+    two.edit.remove(0)
     assert len(ids(one)) == 3
     one.undo()
     assert ids(two) == ids(one)
@@ -213,22 +213,22 @@ def test_edits_are_decided_anew_on_the_new_head(make: Make) -> None:
         def append(self, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("expect") is not None and self.rival is not None:
                 rival, self.rival = self.rival, None
-                rival.remove(0)
+                rival.edit.remove(0)
             return super().append(*args, **kwargs)
 
     store = Racing()
     one, two = make(store=store), context(store=store)
     one.add(turns(3))
     store.rival = two
-    one.update(3, assistant("changed", id="x"))
+    one.edit.update(3, assistant("changed", id="x"))
     assert ids(one) == ["a0", "u1", "a1", "u2", "a2"]
     assert one.view().messages[2].text == "changed"
     store.rival = two
     one.pin("u2")
     store.rival = two
-    one.insert(1, user("new", id="n"))
+    one.edit.insert(1, user("new", id="n"))
     store.rival = two
-    one.pop()
+    one.edit.pop()
     store.rival = two
     one.undo()
     two.close()
@@ -239,12 +239,12 @@ def test_export(make: Make, tmp_path: Path) -> None:
     ctx.add([*turns(10), user("go", id="g"), *tool_round("t"), assistant("ok 好", id="z", reasoning="hm")])
     ctx.compact(force=True)
     path = tmp_path / "out.jsonl"
-    count = ctx.export_jsonl(path)
+    count = ctx.files.export_jsonl(path)
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert count == len(lines) == 1 + 20 + 4
     assert [x["id"] for x in lines if x["role"] == "tool"] == ["t-r0"]
     assert {x["zone"] for x in lines} == {"window", "archive"}
-    shown = ctx.export_jsonl(path, zone="window")
+    shown = ctx.files.export_jsonl(path, zone="window")
     zones = [json.loads(line)["zone"] for line in path.read_text(encoding="utf-8").splitlines()]
     assert shown == len(ids(ctx))
     assert zones == sorted(zones, key=["immutable", "compressed", "incremental"].index)
@@ -260,11 +260,11 @@ def test_explain(make: Make) -> None:
     assert [b.zone for b in found.blocks][:2] == ["system", "summary"]
     assert "Be brief." in str(found)
     assert found.to_dict()["session"] == "default"
-    assert ctx.explain_message("u0").where == "compacted"
-    assert ctx.explain_message("a13").where == "visible"
-    assert ctx.get("u0") == turns(1)[0]
+    assert ctx.archive.explain("u0").where == "compacted"
+    assert ctx.archive.explain("a13").where == "visible"
+    assert ctx.archive.get("u0") == turns(1)[0]
     ctx.add([user("go", id="g"), assistant("", id="t", calls=[call("c")])])
-    assert ctx.explain_message("g").where == "open turn"
+    assert ctx.archive.explain("g").where == "open turn"
 
 
 def test_events(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -278,13 +278,13 @@ def test_events(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     stop = ctx.subscribe(lambda e: seen.append(type(e).__name__))
     with caplog.at_level(logging.ERROR, "ctxfold"):
         ctx.send("hi")
-        ctx.update(0, user("ho", id="x"))
-        ctx.insert(0, user("first", id="f"))
-        ctx.pop()
+        ctx.edit.update(0, user("ho", id="x"))
+        ctx.edit.insert(0, user("first", id="f"))
+        ctx.edit.pop()
     assert seen == ["Appended", "WindowGauge", "Appended", "TurnEnded", "Updated", "Inserted", "Removed"]
     assert "on Appended" in caplog.text
     stop()
-    ctx.clear()
+    ctx.edit.clear()
     assert len(seen) == 7
 
 
@@ -294,7 +294,7 @@ def test_known_messages_are_kept_once(make: Make) -> None:
     assert ctx.add(given).messages == tuple(given)
     assert ctx.add([*given, user("new", id="n")]).messages == (user("new", id="n"),)
     assert len(ids(ctx)) == 9
-    ctx.insert(0, given[0])
+    ctx.edit.insert(0, given[0])
     assert len(ids(ctx)) == 9
 
 
@@ -306,12 +306,12 @@ def test_compacting_what_cannot_be(make: Make) -> None:
 
 def test_messages_with_parts(make: Make) -> None:
     ctx = make()
-    made = ctx.user_message("hi")
+    made = user("hi")
     assert made.parts == (TextPart("hi"),)
-    assert ctx.system_message("s").role == "system"
-    assert ctx.tool_message("c", "out", name="f").tool_results[0].name == "f"
+    assert system("s").role == "system"
+    assert tool_result("c", "out", name="f").tool_results[0].name == "f"
     assert (ctx.session, ctx.owner, ctx.policy.context_window) == ("default", "default", 1_000)
-    assert ctx.backend is None
+    assert ctx.handle.backend is None
 
 
 def test_an_own_store_is_left_open(make: Make) -> None:
@@ -327,13 +327,13 @@ def test_what_a_context_can_be_asked(make: Callable[..., Driven]) -> None:
     ctx = make(context_window=400, system="Be brief.", auto_compact=False)
     assert len(ctx.ctx) == 1
     assert bool(make(session_id="empty").ctx), "an empty conversation is a context all the same"
-    ctx.extend([user("Hello.", id="u"), assistant("Hi.", id="a")])
+    ctx.add([user("Hello.", id="u"), assistant("Hi.", id="a")])
     assert len(ctx.ctx) == 3
-    assert [m.id for m in ctx.find_by_role("user")] == ["u"]
-    assert [m.text for m in ctx.find_by_role("system")] == ["Be brief."]
+    assert [m.id for m in ctx.view().by_role("user")] == ["u"]
+    assert [m.text for m in ctx.view().by_role("system")] == ["Be brief."]
     with pytest.raises(UnknownRoleError, match="narrator"):
-        ctx.find_by_role("narrator")
+        ctx.view().by_role("narrator")
     tokens = ctx.view().tokens
-    assert not ctx.is_full()
-    assert not ctx.is_full(max_tokens=400 - tokens)
-    assert ctx.is_full(max_tokens=401 - tokens)
+    assert not ctx.edit.is_full()
+    assert not ctx.edit.is_full(max_tokens=400 - tokens)
+    assert ctx.edit.is_full(max_tokens=401 - tokens)

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext, Completed, Content, OpenAIChatBackend, ScriptedBackend, ToolCalls, Usage, assistant
+from ctxfold import (
+    AgentContext,
+    Completed,
+    Content,
+    OpenAIChatBackend,
+    ScriptedBackend,
+    ToolCalls,
+    Usage,
+    assistant,
+    tool_result,
+)
 from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx
 from tests.support.driven import Driven, call, context, scripted
@@ -26,7 +36,7 @@ def test_the_last_event_carries_the_whole_reply(make: Make) -> None:
     (asked,) = done.reply.message.tool_calls
     assert (asked.name, asked.arguments) == (CALL.tool_calls[0].name, '{"locker": "47-B"}')
     assert done.reply.finish_reason == "tool_calls"
-    results = [ctx.tool_message(asked.id, "red umbrella", name=asked.name)]
+    results = [tool_result(asked.id, "red umbrella", name=asked.name)]
     last = ctx.send_stream(results)[-1]
     assert last.reply.message.text == "A red umbrella."
     assert [m.role for m in ctx.messages()] == ["user", "assistant", "tool", "assistant"]
@@ -46,7 +56,7 @@ def test_the_context_that_asked_is_shown_the_open_turn(make: Make, way: str) -> 
     assert [m.text for m in other.messages()] == shown
     assert [m.text for m in other.view().messages] == shown[:1], "a call that waits is in no view"
     assert other.window().messages == (), "no request of another turn has it"
-    getattr(ctx, way)([ctx.tool_message("c1", "red umbrella")])
+    getattr(ctx, way)([tool_result("c1", "red umbrella")])
     assert len(ctx.view().messages) == len(other.view().messages) == 4
 
 

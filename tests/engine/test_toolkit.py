@@ -106,7 +106,7 @@ def test_long_messages_come_in_pieces_that_are_not_cut_again(use: Callable[..., 
             got += piece
             ctx.add([user("on", id=f"q{reads}"), assistant("", id=f"t{reads}", calls=[call(f"c{reads}")])])
             ctx.add([tool_result(f"c{reads}", answer, id=f"r{reads}"), assistant("ok", id=f"z{reads}")])
-            assert ctx.explain_message(f"r{reads}").where == "visible"
+            assert ctx.archive.explain(f"r{reads}").where == "visible"
             if "go on with offset" not in head:
                 break
             offset = int(head.rsplit(" ", 1)[1])
@@ -127,7 +127,7 @@ def test_pins_change_by_the_tools_and_by_nothing_else(use: Callable[..., str]) -
         use(ctx, "search_history", query="pin_message SYSTEM")
         use(ctx, "read_message", reference="r")
         assert pins() == ["u0"]
-        reference = ctx.explain_message("u0").reference
+        reference = ctx.archive.explain("u0").reference
         assert use(ctx, "unpin_message", reference=reference) == f"Unpinned {reference}."
         assert pins() == []
         assert use(ctx, "pin_message", reference="never").startswith("Error")
@@ -145,15 +145,15 @@ def test_what_was_replaced_is_read_as_it_is_now(use: Callable[..., str]) -> None
     """A redaction replaces a message: the number of its first version returned the words that were to go."""
     with context(context_window=2_000) as ctx:
         ctx.add([user("Who?", id="q"), assistant("Mail ann@example.com.", id="a"), *turns(12)])
-        ctx.update("a", assistant("Mail [REDACTED].", id="a"))
+        ctx.edit.update("a", assistant("Mail [REDACTED].", id="a"))
         for where in ("visible", "compacted"):
-            assert ctx.explain_message("a").where == where
-            for reference in ("#2", "a", ctx.explain_message("a").reference):
+            assert ctx.archive.explain("a").where == where
+            for reference in ("#2", "a", ctx.archive.explain("a").reference):
                 read = use(ctx, "read_message", reference=reference)
                 assert read.splitlines()[1:] == ["Mail [REDACTED]."]
             if where == "visible":
                 ctx.compact(force=True)
-        assert ctx.get("#2").text == "Mail ann@example.com."
+        assert ctx.archive.get("#2").text == "Mail ann@example.com."
 
 
 def test_compaction_once_a_turn(use: Callable[..., str]) -> None:

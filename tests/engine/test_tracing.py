@@ -145,9 +145,9 @@ def everything(make: Callable[..., Driven]) -> None:
     ctx.add(turns(14))
     ctx.compact(force=True)
     ctx.search(MARK)
-    ctx.erase("c")
+    ctx.erasure.erase("c")
     with pytest.raises(MessageNotFoundError):
-        ctx.get(f"no {MARK}")
+        ctx.archive.get(f"no {MARK}")
 
 
 def test_no_text_of_a_conversation_is_told(

@@ -23,7 +23,7 @@ WORDS = "The quick brown fox jumps over the lazy dog. " * 8
 def request(ctx: Driven, messages: Sequence[Message], *, whole: bool = True, **options: Any) -> list[Message]:
     given = frozenset(m.id for m in messages)
     question = TurnInput(KEY, tuple(messages), Options(**options), given_ids=given, whole=whole)
-    return list(ctx.request_for(question).messages)
+    return list(ctx.handle.request_for(question).messages)
 
 
 def texts(messages: Sequence[Message]) -> list[str]:
@@ -113,7 +113,7 @@ def test_a_long_list_is_made_to_fit(ctx: Driven) -> None:
     for number in range(30):
         messages += [user(f"{number}. {WORDS}", id=f"u{number}"), assistant("ok", id=f"a{number}")]
     shown = request(ctx, [*messages, user("and?", id="last")])
-    assert sum(map(ctx.counter.count, shown)) <= 1_600
+    assert sum(map(ctx.handle.counter.count, shown)) <= 1_600
     assert shown[0].kind == "summary"
     assert shown[-1].text == "and?"
 
@@ -123,7 +123,7 @@ def test_what_else_the_request_holds_is_counted(ctx: Driven) -> None:
     asked = [*messages, user("and?", id="last")]
     tools = (ToolSpec("look", WORDS, {}),)
     shown = request(ctx, asked, tools=tools, overhead_tokens=700)
-    assert sum(map(ctx.counter.count, shown)) <= 1_600 - 700 - ctx.counter.count_tools(tools)
+    assert sum(map(ctx.handle.counter.count, shown)) <= 1_600 - 700 - ctx.handle.counter.count_tools(tools)
 
 
 def test_one_that_can_never_fit_leaves_the_session_as_it_was(ctx: Driven) -> None:

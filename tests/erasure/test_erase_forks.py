@@ -45,13 +45,13 @@ def broken_into(flow: Flow[Any], method: str, ctx: AgentContext, between: Callab
 
 
 def open_session(ctx: AgentContext) -> Any:
-    return ctx._run(ctx._open_session())
+    return ctx._run(ctx.handle.open())
 
 
 def test_a_fork_that_is_made_during_an_erasure(store: Any) -> None:
     with context(store=store) as mine, context(store=store) as theirs:
         filled(mine)
-        flow = erase(mine._engine, open_session(mine), ["m"])
+        flow = erase(mine.handle.engine, open_session(mine), ["m"])
         erased = broken_into(flow, "erase", mine, lambda: theirs.fork("other"))
         assert erased.sessions == ("default", "other")
         assert places_of(MARK, store) == []
@@ -61,7 +61,7 @@ def test_a_fork_that_is_made_during_an_erasure(store: Any) -> None:
 def test_a_fork_that_is_made_while_its_session_is_erased(store: Any) -> None:
     with context(store=store) as mine, context(store=store) as theirs:
         filled(mine)
-        flow = erase_session(mine._engine, open_session(mine).key)
+        flow = erase_session(mine.handle.engine, open_session(mine).key)
         erased = broken_into(flow, "erase", mine, lambda: theirs.fork("other"))
         assert (erased.sessions, erased.removed) == (("other",), ("default",))
         assert places_of(MARK, store) == []
@@ -70,8 +70,8 @@ def test_a_fork_that_is_made_while_its_session_is_erased(store: Any) -> None:
 def test_an_erasure_while_a_fork_is_made(store: Any) -> None:
     with context(store=store) as mine, context(store=store) as theirs:
         filled(mine)
-        flow = fork(mine._engine, open_session(mine), "other", at=None)
-        broken_into(flow, "append", mine, lambda: theirs.erase("m"))
+        flow = fork(mine.handle.engine, open_session(mine), "other", at=None)
+        broken_into(flow, "append", mine, lambda: theirs.erasure.erase("m"))
         assert places_of(MARK, store) == []
         assert text_of(mine.at("other", create=False).messages()) == text_of(mine.messages())
 
@@ -79,8 +79,8 @@ def test_an_erasure_while_a_fork_is_made(store: Any) -> None:
 def test_a_session_that_is_erased_while_it_is_forked(store: Any) -> None:
     with context(store=store) as mine, context(store=store) as theirs:
         filled(mine)
-        flow = fork(mine._engine, open_session(mine), "other", at=None)
+        flow = fork(mine.handle.engine, open_session(mine), "other", at=None)
         with pytest.raises(SessionNotFoundError):
-            broken_into(flow, "append", mine, theirs.erase_session)
+            broken_into(flow, "append", mine, theirs.erasure.erase_session)
         assert places_of(MARK, store) == []
         assert store.sessions("default") == ()

@@ -31,13 +31,13 @@ def erase(url: str, names: list[str], said: Connection) -> None:
     ctx = context(store=url, session_id="s", context_window=2_000)
     for name in names:
         said.send(("begin", name))
-        ctx.erase(name)
+        ctx.erasure.erase(name)
         said.send(("done", name))
 
 
 def gone(ctx: object, name: str) -> bool:
     try:
-        ctx.get(name)  # type: ignore[attr-defined]
+        ctx.archive.get(name)  # type: ignore[attr-defined]
     except MessageErasedError:
         return True
     return False
@@ -78,6 +78,6 @@ def test_killed_erasures_are_whole_or_nothing(tmp_path: Path) -> None:
             left = [name for name in left if not gone(ctx, name)]
     assert len(begun) >= KILLS
     with SqlStore(url) as store, context(store=store, session_id="s", context_window=2_000) as ctx:
-        assert ctx.erase(*left[:1]).settled
+        assert ctx.erasure.erase(*left[:1]).settled
         for name in begun - set(left):
             assert places_of(f"secret-{int(name[1:]):03}-x", store) == []

@@ -36,7 +36,7 @@ def test_other_processes_see_it_when_they_look_next(store: Any) -> None:
         assert MARK in text_of(two.view().messages)
         events: list[Any] = []
         one.subscribe(events.append)
-        one.erase("m")
+        one.erasure.erase("m")
         assert [e for e in events if isinstance(e, MessagesErased)] == [MessagesErased("default", ("m",))]
         assert_gone(two, store)
         assert two.view().messages == one.view().messages
@@ -53,7 +53,7 @@ def test_what_was_learnt_goes_also_where_another_session_shows_it(make: Callable
     with context(scripted("the left one", "as I said"), store=store, session_id="other", **settings) as other:
         other.send("which locker is it? does a question carry a number?")
         assert MARK in text_of(other.view().messages)
-        erased = ctx.erase("m")
+        erased = ctx.erasure.erase("m")
         assert erased.sessions == ("s", "other")
         assert places_of(MARK, store) == []
         assert [i.text for i in memory.list(everything=True)] == ["every question carries a number"]
@@ -61,7 +61,7 @@ def test_what_was_learnt_goes_also_where_another_session_shows_it(make: Callable
         other.send("and the number that a question carries?")
         assert MARK not in text_of(other.view().messages)
         assert "every question carries a number" in text_of(other.view().messages)
-        ctx.erase_session()
+        ctx.erasure.erase_session()
         assert "every question carries a number" not in text_of(other.view().messages)
         assert memory.list(everything=True) == ()
 
@@ -70,7 +70,7 @@ def test_what_was_learnt_from_a_summary_of_it_goes(make: Callable[..., Driven], 
     ctx = filled(make(store=store, session_id="s"))
     summary = ctx.view().compressed[0].id
     ctx.ctx.memory.add("digest", f"about {MARK}", sources=[summary])
-    ctx.erase("m")
+    ctx.erasure.erase("m")
     assert_gone(ctx, store)
     assert ctx.ctx.memory.list(everything=True) == ()
 
@@ -88,11 +88,11 @@ def test_an_erasure_that_fails_has_done_nothing(tmp_path: Path) -> None:
                 "BEGIN SELECT RAISE(ABORT, 'disk full'); END"
             )
         with pytest.raises(StoreError, match="disk full"):
-            ctx.erase("m")
+            ctx.erasure.erase("m")
         assert (ctx.messages(), fork.messages()) == before
         with closing(sqlite3.connect(path)) as file:
             file.execute("DROP TRIGGER full")
-        ctx.erase("m")
+        ctx.erasure.erase("m")
         assert_gone(fork, store)
 
 
@@ -103,9 +103,9 @@ def test_a_reader_in_the_way_is_reported_and_the_next_call_finishes(tmp_path: Pa
         with closing(sqlite3.connect(path, isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT COUNT(*) FROM ctxfold_records").fetchone()
-            assert ctx.erase("m").settled is False
+            assert ctx.erasure.erase("m").settled is False
             reader.execute("COMMIT")
-        assert ctx.erase("m").settled is True
+        assert ctx.erasure.erase("m").settled is True
         assert places_of(MARK, store) == []
 
 
@@ -130,7 +130,7 @@ def test_a_summary_under_way_is_not_written_from_erased_text(store: Any) -> None
         eraser.undo()  # the restored message: only the summary has the mark
         assert MARK in text_of(eraser.view().messages)
         eraser.add(turns(12, start=50, words=20))
-        late = Erasing(f"- the locker is {MARK}", lambda: eraser.erase("m"))
+        late = Erasing(f"- the locker is {MARK}", lambda: eraser.erasure.erase("m"))
         settings: dict[str, Any] = {"summary_timeout_s": None, "context_window": 3_000, "create": False}
         with context(store=store, summarizer=late, **settings) as ctx:
             with pytest.raises(NotEnoughHistoryError, match="another writer changed the span first"):
@@ -142,7 +142,7 @@ def test_what_is_learnt_meanwhile_is_not_kept(store: Any) -> None:
     with context(store=store) as eraser:
         eraser.add([user(SAID, id="m"), assistant("noted", id="n")])
         item = {"kind": "facts", "text": SAID, "sources": ["m"], "key": "locker"}
-        late = Erasing(json.dumps({"items": [item]}), lambda: eraser.erase("m"))
+        late = Erasing(json.dumps({"items": [item]}), lambda: eraser.erasure.erase("m"))
         with context(store=store, summarizer=late, create=False) as ctx:
             heard: list[Any] = []
             ctx.subscribe(heard.append)
@@ -184,7 +184,7 @@ def test_writers_that_come_meanwhile_do_not_make_an_erasure_read_all_again(
         with context(store=overtaken, create=False) as ctx:
             overtaken.meanwhile = [lambda n=n: other.add(f"late {n}") for n in range(9)]  # type: ignore[misc]
             before = overtaken.whole_reads
-            assert ctx.erase("m").ids == ("m",)
+            assert ctx.erasure.erase("m").ids == ("m",)
             assert overtaken.whole_reads == before + 1
             assert_gone(ctx, store)
             assert [m.text for m in ctx.messages()][-9:] == [f"late {n}" for n in range(9)]
@@ -196,8 +196,12 @@ def test_two_erasures_at_once_are_both_done(overtaken: Overtaken, tmp_path: Path
         other.add("My bike is Quokka-77.")
         filled(other)
         with context(store=overtaken, create=False) as ctx:
-            overtaken.meanwhile = [lambda: other.add("late"), lambda: other.erase("#1"), lambda: other.add("later")]
-            ctx.erase("m")
+            overtaken.meanwhile = [
+                lambda: other.add("late"),
+                lambda: other.erasure.erase("#1"),
+                lambda: other.add("later"),
+            ]
+            ctx.erasure.erase("m")
             assert_gone(ctx, store)
             assert_gone(ctx, store, "Quokka-77")
             assert [m.text for m in ctx.messages()][-2:] == ["late", "later"]
@@ -208,13 +212,13 @@ def test_a_session_that_was_begun_anew_meanwhile_is_left_alone(overtaken: Overta
         filled(other)
 
         def begin_anew() -> None:
-            other.erase_session()
+            other.erasure.erase_session()
             for number in range(90):
                 other.add(f"new {number}")
 
         with context(store=overtaken, create=False) as ctx:
             overtaken.meanwhile = [begin_anew]
-            assert ctx.erase("m").ids == ()
+            assert ctx.erasure.erase("m").ids == ()
         with context(store=store) as found:
             assert [m.text for m in found.messages()] == [f"new {number}" for number in range(90)]
 
@@ -224,11 +228,11 @@ def test_a_summary_of_a_tool_output_is_not_stored_after_it_was_erased(store: Any
         for n in range(9):
             said = "page " * 120 + (MARK if n == 0 else "")
             eraser.add([user("look", id=f"q{n}"), *tool_round(f"t{n}", said), assistant("done", id=f"d{n}")])
-        late = Erasing(f"it says {MARK}", lambda: eraser.erase("t0-r0"))
+        late = Erasing(f"it says {MARK}", lambda: eraser.erasure.erase("t0-r0"))
         late.only = MARK
         settings: dict[str, Any] = {"create": False, "summary_timeout_s": None, "context_window": 20_000}
         with context(store=store, summarizer=late, **settings) as ctx:
-            assert ctx.summarize_tools() == 3
+            assert ctx.service.summarize_tool_pairs() == 3
             assert [
                 m.id for r in store.read(("default", "default")) for m in getattr(r.body, "shown", None) or ()
             ] != []
@@ -249,10 +253,10 @@ def test_a_worker_keeps_nothing_in_memory_of_what_another_has_erased(tmp_path: P
         assert SAID in str(one.window(recall=True, question="Where is the locker?").recalled)
         assert holds(opened_session(one), MARK)
         if whole:
-            two.erase_session()
+            two.erasure.erase_session()
             two.add([user("anew", id="x"), assistant("yes", id="y")])
         else:
-            two.erase("m")
+            two.erasure.erase("m")
         one.messages()
         assert not holds(opened_session(one), MARK)
 

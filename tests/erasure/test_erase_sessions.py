@@ -29,31 +29,31 @@ def test_a_session_goes_with_all_that_belongs_to_it(make: Callable[..., Driven],
     ctx = filled(make(store=store, session_id="s"))
     other = context(store=store, session_id="other")
     other.add("hello")
-    erased = ctx.erase_session()
+    erased = ctx.erasure.erase_session()
     assert (erased.removed, erased.settled) == (("s",), True)
     assert places_of(MARK, store) == []
     assert store.sessions("default") == ("other",)
     assert ctx.messages() == ()  # it begins anew
     assert text_of(other.messages()) == "hello"
-    assert ctx.erase_session().removed == ("s",)
-    assert ctx.erase_session().removed == ()
+    assert ctx.erasure.erase_session().removed == ("s",)
+    assert ctx.erasure.erase_session().removed == ()
 
 
 def test_a_fork_of_an_erased_session_keeps_its_own_words(make: Callable[..., Driven], store: Any) -> None:
     ctx = filled(make(store=store, session_id="s", system="Be brief."))
     fork = ctx.fork("f")
     fork.add([user("mine", id="x"), assistant("yours", id="y")])
-    erased = ctx.erase_session()
+    erased = ctx.erasure.erase_session()
     assert (erased.removed, erased.sessions) == (("s",), ("f",))
     assert places_of(MARK, store) == []
     assert text_of(fork.messages()) == "Be brief.\nmine\nyours"
-    assert fork.erase_session().sessions == ()
+    assert fork.erasure.erase_session().sessions == ()
 
 
 def test_erasing_a_fork_leaves_what_it_was_forked_from(make: Callable[..., Driven], store: Any) -> None:
     ctx = filled(make(store=store, session_id="s"))
     before = ctx.messages()
-    assert ctx.fork("f").erase_session().removed == ("f",)
+    assert ctx.fork("f").erasure.erase_session().removed == ("f",)
     assert ctx.messages() == before
 
 
@@ -61,7 +61,7 @@ def test_others_notice_that_a_session_is_gone(store: Any) -> None:
     with context(store=store, session_id="s") as one, context(store=store, session_id="s", create=False) as two:
         one.add(turns(3))
         assert len(two.messages()) == 6
-        one.erase_session()
+        one.erasure.erase_session()
         with pytest.raises(SessionNotFoundError, match="does not exist"):
             two.messages()
         one.add([user("a new one", id="u0")])
@@ -73,7 +73,7 @@ def test_others_notice_that_a_session_was_begun_anew(store: Any) -> None:
     with context(store=store, session_id="s") as one, context(store=store, session_id="s", create=False) as two:
         one.add(turns(1))
         assert text_of(two.window().messages) == text_of(turns(1))
-        one.erase_session()
+        one.erasure.erase_session()
         one.add(turns(1, start=7))
         assert text_of(two.window().messages) == text_of(turns(1, start=7))
 
@@ -86,7 +86,7 @@ def test_a_reply_that_was_under_way_does_not_revive_a_session(store: Any) -> Non
             model, context_window, scratch_role = "slow", None, "system"
 
             def send(self, request: Any) -> Reply:
-                eraser.erase_session()
+                eraser.erasure.erase_session()
                 return Reply(assistant(f"as you said, {SAID}", id="late"))
 
         with context(Slow(), store=store, session_id="s") as asker, pytest.raises(SessionNotFoundError):
@@ -100,7 +100,7 @@ def test_an_owner_goes_with_everything(make: Callable[..., Driven], store: Any) 
     ctx.fork("f")
     with context(store=store, session_id="s", owner="ann'") as other:
         other.add(turns(2))
-        assert ctx.erase_owner() is True
+        assert ctx.erasure.erase_owner() is True
         assert places_of(MARK, store) == []
         assert store.sessions("ann") == ()
         assert len(other.messages()) == 4
@@ -112,14 +112,14 @@ def test_retention_by_age(make: Callable[..., Driven], store: Any) -> None:
     ctx.add(turns(2))
     moment = datetime.now(UTC)
     ctx.add([user("new", id="x"), assistant("newer", id="y")])
-    assert ctx.erase_older_than(timedelta(days=1)).ids == ()
-    assert ctx.erase_older_than(moment).ids == ("u0", "a0", "u1", "a1")
+    assert ctx.erasure.erase_older_than(timedelta(days=1)).ids == ()
+    assert ctx.erasure.erase_older_than(moment).ids == ("u0", "a0", "u1", "a1")
     assert text_of(ctx.messages()) == "Be brief.\nnew\nnewer"
-    assert ctx.erase_older_than(timedelta(0)).ids == ("x", "y")
+    assert ctx.erasure.erase_older_than(timedelta(0)).ids == ("x", "y")
     with pytest.raises(ConfigError, match="no time zone"):
-        ctx.erase_older_than(datetime(2026, 1, 1))  # noqa: DTZ001 - that is the point
+        ctx.erasure.erase_older_than(datetime(2026, 1, 1))  # noqa: DTZ001 - that is the point
     with pytest.raises(ConfigError, match="lies in the future"):
-        ctx.erase_older_than(timedelta(days=-1))
+        ctx.erasure.erase_older_than(timedelta(days=-1))
 
 
 def test_the_page_on_erasing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_v3_a_name_that_begins_like_another_is_a_session_of_its_own(name: str) -
             with context(store=store, session_id=session) as ctx:
                 ctx.add([user(f"mine is {session}", id="u"), assistant("noted", id="a")])
         with context(store=store, session_id="ann") as ctx:
-            assert ctx.erase_session().removed == ("ann",)
+            assert ctx.erasure.erase_session().removed == ("ann",)
         assert store.sessions("default") == (name,)
         with context(store=store, session_id=name, create=False) as ctx:
             assert [m.id for m in ctx.messages()] == ["u", "a"]

@@ -70,18 +70,18 @@ def test_rows_go_with_a_vacuum_and_bytes_with_a_full_one(cluster: Cluster, what:
         store=cluster.url, session_id="s", owner=what, context_window=2_000, counter=COUNTER, background=False
     ) as context:
         context.add([user(f"The {word} is in hall 3.", id=message_id), assistant("Noted.", id="m2"), *turns(30)])
-        context.clear()
+        context.edit.clear()
         assert context.search(word)
         tables = {"ctxfold_records", "ctxfold_postings"}
         indexes = set[str]() if what == "message" else {"ctxfold_records_by_id"}
         assert in_rows(cluster) == tables | indexes
         match what:
             case "message":
-                context.erase(message_id)
+                context.erasure.erase(message_id)
             case "session":
-                context.erase_session()
+                context.erasure.erase_session()
             case _:
-                context.erase_owner()
+                context.erasure.erase_owner()
     execute(cluster, "VACUUM (INDEX_CLEANUP ON)")
     assert in_rows(cluster) == set()
     execute(cluster, "VACUUM FULL")

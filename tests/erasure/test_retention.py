@@ -46,7 +46,7 @@ def written(store: Any, session: str, *, turns: int, days_ago: float, text: str 
     with context(store=MemoryStore(), session_id=session, context_window=50_000) as made:
         for n in range(turns):
             made.add([user(f"{text} {n} of {session}", id=f"u{n}"), assistant(f"noted {n}", id=f"a{n}")])
-        records = made.store.read(SessionKey("default", session))
+        records = made.handle.store.read(SessionKey("default", session))
     end_s = time.time() - days_ago * DAY_S
     drafts = [
         Draft(r.id, r.body, r.turn_id, end_s - 3_600.0 * (len(records) - number)) for number, r in enumerate(records)
@@ -66,16 +66,16 @@ def test_by_age(store: Any) -> None:
     other = context(store=store, session_id="idle", owner="bob", context_window=50_000)
     other.add([user("mine", id="u0"), assistant("yes", id="a0")])
     before = texts(live)
-    done = live.prune(Retention(max_age=timedelta(days=1)))
+    done = live.erasure.prune(Retention(max_age=timedelta(days=1)))
     kept = texts(live)
     assert 0 < len(kept) < len(before)
     assert kept == before[-len(kept) :]
     assert (done.sessions, done.removed, done.busy) == (("live",), ("idle",), False)
     assert done.messages == len(before) - len(kept)
     assert (store.sessions("default"), texts(other)) == (("live",), ["u0", "a0"])
-    again = live.prune(Retention(max_age=timedelta(days=1)))
+    again = live.erasure.prune(Retention(max_age=timedelta(days=1)))
     assert again == Pruned()
-    assert live.prune(Retention(max_age=timedelta(minutes=1))).removed == (
+    assert live.erasure.prune(Retention(max_age=timedelta(minutes=1))).removed == (
         "live",
     )  # the erasure itself is no use of it
 
@@ -84,10 +84,10 @@ def test_h4_sessions_that_nobody_used_go_and_others_keep_all(store: Any) -> None
     live = written(store, "live", turns=40, days_ago=0)
     written(store, "idle", turns=3, days_ago=40)
     before = texts(live)
-    done = live.prune(Retention(max_idle=timedelta(days=30)))
+    done = live.erasure.prune(Retention(max_idle=timedelta(days=30)))
     assert (done.messages, done.removed, store.sessions("default")) == (0, ("idle",), ("live",))
     assert texts(live) == before
-    assert live.prune(Retention(max_idle=timedelta(days=30))) == Pruned()
+    assert live.erasure.prune(Retention(max_idle=timedelta(days=30))) == Pruned()
     with pytest.raises(ConfigError, match="max_idle is 0:00:00: give a span of time above zero"):
         Retention(max_idle=timedelta(0))
 
@@ -95,13 +95,13 @@ def test_h4_sessions_that_nobody_used_go_and_others_keep_all(store: Any) -> None
 def test_by_count_and_bytes(store: Any) -> None:
     ctx = written(store, "s", turns=20, days_ago=0)
     before = texts(ctx)
-    assert ctx.prune(Retention(max_messages=10)).messages == 30
+    assert ctx.erasure.prune(Retention(max_messages=10)).messages == 30
     assert texts(ctx) == before[-10:]
-    ctx.prune(Retention(max_bytes=600))
+    ctx.erasure.prune(Retention(max_bytes=600))
     kept = texts(ctx)
     assert 0 < len(kept) < 10
     assert kept == before[-len(kept) :]
-    assert ctx.prune(Retention(max_messages=10, max_bytes=600)) == Pruned()
+    assert ctx.erasure.prune(Retention(max_messages=10, max_bytes=600)) == Pruned()
     assert "word 0 of s" not in str(store.read(SessionKey("default", "s")))
 
 
@@ -110,11 +110,11 @@ def test_rules_of_sessions(store: Any) -> None:
         ctx = written(store, name, turns=5, days_ago=0)
     seen: list[Pruning] = []
     rules = {"b": None, "c": Retention(max_messages=2)}
-    done = ctx.prune(Retention(max_messages=4), by_session=rules, on_progress=seen.append)
+    done = ctx.erasure.prune(Retention(max_messages=4), by_session=rules, on_progress=seen.append)
     assert (done.messages, done.sessions) == (14, ("a", "c"))
     assert [(p.session, p.done, p.total) for p in seen] == [("a", 1, 3), ("b", 2, 3), ("c", 3, 3)]
     assert [len(texts(ctx.at(name))) for name in ("a", "b", "c")] == [4, 10, 2]
-    assert ctx.prune(None, by_session={"b": Retention(max_messages=6)}).sessions == ("b",)
+    assert ctx.erasure.prune(None, by_session={"b": Retention(max_messages=6)}).sessions == ("b",)
 
 
 def test_tool_rounds_and_open_turns_stay_whole(store: Any) -> None:
@@ -123,7 +123,7 @@ def test_tool_rounds_and_open_turns_stay_whole(store: Any) -> None:
         ctx.add([user(f"q{n}", id=f"u{n}"), *tool_round(f"t{n}"), assistant("done", id=f"a{n}")])
     call, result = tool_round("w1")
     ctx.add([user("waiting", id="w"), call])
-    ctx.prune(Retention(max_messages=1))
+    ctx.erasure.prune(Retention(max_messages=1))
     ctx.add([result, assistant("done", id="w2")])
     kept = texts(ctx)
     assert kept[-4:] == ["w", "w1-a", "w1-r0", "w2"]
@@ -136,13 +136,13 @@ def test_turns_that_a_model_has_answered_are_beyond_the_limits_too(store: Any) -
     ctx = context(scripted("one", "two", assistant("", id="c", calls=[call("c1")])), store=store, session_id="s")
     for question in ("first?", "second?", "third?"):
         ctx.send(question)
-    assert ctx.prune(Retention(max_messages=1)).messages == 3
+    assert ctx.erasure.prune(Retention(max_messages=1)).messages == 3
     assert [m.text for m in ctx.messages()] == ["two", "third?", ""], "the open turn stays, and does not count"
 
 
 async def test_async(store: Any) -> None:
     ctx = written(store, "s", turns=5, days_ago=0)
-    assert (await ctx.aprune(Retention(max_messages=4))).messages == 6
+    assert (await ctx.erasure.aprune(Retention(max_messages=4))).messages == 6
 
 
 def test_one_worker_at_a_time(store: Any) -> None:
@@ -152,16 +152,16 @@ def test_one_worker_at_a_time(store: Any) -> None:
 
     def beside(_: Pruning) -> None:
         other = context(store=store, session_id="s", context_window=50_000)
-        found.append(other.prune(Retention(max_messages=2)))
+        found.append(other.erasure.prune(Retention(max_messages=2)))
         bob = context(store=store, session_id="x", owner="bob", context_window=50_000)
-        found.append(bob.prune(Retention(max_messages=2)))
+        found.append(bob.erasure.prune(Retention(max_messages=2)))
 
-    ctx.prune(Retention(max_messages=4), on_progress=beside)
+    ctx.erasure.prune(Retention(max_messages=4), on_progress=beside)
     assert [done.busy for done in found] == [True, False]
     assert len(texts(ctx)) == 4
     with pytest.raises(ZeroDivisionError):
-        ctx.prune(Retention(max_messages=2), on_progress=lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
-    assert not ctx.prune(Retention(max_messages=2)).busy
+        ctx.erasure.prune(Retention(max_messages=2), on_progress=lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
+    assert not ctx.erasure.prune(Retention(max_messages=2)).busy
 
 
 def test_settings_are_checked() -> None:
@@ -175,7 +175,7 @@ def test_settings_are_checked() -> None:
 
 def prune(url: str, retention: Retention) -> None:
     with context(store=url, session_id="s00", context_window=50_000) as ctx:
-        ctx.prune(retention, lease_s=LEASE_S)
+        ctx.erasure.prune(retention, lease_s=LEASE_S)
 
 
 def erase_owner(url: str) -> None:
@@ -223,7 +223,7 @@ def test_killed_runs_are_resumed(url: str) -> None:
 def resumed(ctx: AgentContext) -> Pruned:
     """Takes over from the worker that was killed last, whose lease ends by itself."""
     for _ in range(200):
-        if not (done := ctx.prune(Retention(max_messages=2), lease_s=LEASE_S)).busy:
+        if not (done := ctx.erasure.prune(Retention(max_messages=2), lease_s=LEASE_S)).busy:
             return done
         time.sleep(0.05)
     raise AssertionError("the lease of a killed worker does not end")
@@ -298,7 +298,7 @@ def test_writers_meet_an_erasure_of_their_owner(url: str) -> None:
             try:
                 while not stop.is_set():
                     with context(store=url, session_id=session, context_window=50_000) as ctx:
-                        ctx.add([user("anew", id=ctx.new_id()), assistant("yes", id=ctx.new_id())])
+                        ctx.add([user("anew", id=ctx.handle.new_id()), assistant("yes", id=ctx.handle.new_id())])
                         ctx.messages()
             except SessionNotFoundError:
                 return write(session)  # erased between two of its calls

@@ -75,13 +75,13 @@ def test_every_kind_of_record() -> None:
     store.append(KEY, [Draft("z", MessageInserted(section("s4", f"- {SAID}", SectionNote("x", (), by_hand=True))))])
     with context(store=store, create=False) as ctx:
         kept_summary = next(e.message for e in ctx.view().compressed if e.id == "S3")
-        ctx.erase("r", "d", "i", "m")
+        ctx.erasure.erase("r", "d", "i", "m")
         records = store.read(KEY)
         with_mark = [r for r in records if MARK in repr(r)]
         # the user's own step stays; a section by hand that only shares a word with what was erased stays
         assert [r.body.kind for r in with_mark] == ["goal_set", "message_inserted"]
         assert with_mark[0].body == GoalSet("", (Subgoal(f"ask for {MARK}", 3), Subgoal("", 5)), ("subgoal",))
-        assert ctx.goal() == GoalSet("", (Subgoal("", 3),), ())
+        assert ctx.edit.goal() == GoalSet("", (Subgoal("", 3),), ())
         assert next(r.body for r in records if isinstance(r.body, OutputsSummarised)).shown[0].id == "other"
         assert next(e.message for e in ctx.view().compressed if e.id == "S3") == kept_summary
         assert {m.id for m in ctx.messages()} >= {"u0", "q", "s2"}
@@ -97,13 +97,13 @@ def test_snapshots_are_rewritten_and_open_as_before() -> None:
             ctx.pin("m")
             snapshots = [r for r in store.read(KEY) if r.body.kind == "snapshot_taken"]
             assert len(snapshots) >= 3
-            ctx.erase("m", "u3", "u399")
+            ctx.erasure.erase("m", "u3", "u399")
             window = ctx.window().messages
         after = [r for r in store.read(KEY) if r.body.kind == "snapshot_taken"]
         assert [r.id for r in after][: len(snapshots)] == [r.id for r in snapshots]
         with context(store=store, context_window=1_500) as again:
             assert again.window().messages == window
-            assert again.view().tokens == sum(again.counter.count(m) for m in again.view().messages)
+            assert again.view().tokens == sum(again.handle.counter.count(m) for m in again.view().messages)
         assert places_of(MARK, store) == []
 
 
@@ -113,9 +113,9 @@ def test_another_counter_counts_anew() -> None:
         with context(store=store) as ctx:
             ctx.add(turns(20))
         with context(store=store, counter=other, auto_compact=False) as ctx:
-            ctx.erase("u0")
+            ctx.erasure.erase("u0")
         with context(store=store, auto_compact=False) as again:
-            assert again.view().tokens == sum(again.counter.count(m) for m in again.view().messages)
+            assert again.view().tokens == sum(again.handle.counter.count(m) for m in again.view().messages)
 
 
 def test_an_open_turn_in_a_snapshot() -> None:
@@ -126,7 +126,7 @@ def test_an_open_turn_in_a_snapshot() -> None:
                 other.add(turns(20))
                 other.compact() if not other.usage().compactions else None
             assert any("k" in repr(r.body) for r in store.read(KEY))
-            ctx.erase("c")
+            ctx.erasure.erase("c")
             assert [r.body for r in store.read(KEY) if isinstance(r.body, TurnClosed)] == [TurnClosed("aborted")]
         with context(store=store) as again:
             assert "q" in [m.id for m in again.messages()]

@@ -69,7 +69,7 @@ async def test_the_engine_alone(server: ModelServer, tmp_path: Path) -> None:
     ctx.compact(force=True)
     assert message_id in [m.id for m in ctx.window().messages]
     assert ctx.usage().compactions == 1
-    assert ctx.export_jsonl(tmp_path / "all.jsonl") >= 8
+    assert ctx.files.export_jsonl(tmp_path / "all.jsonl") >= 8
     assert "pinned" in str(ctx.explain())
     ctx.close()
     await backend.aclose()

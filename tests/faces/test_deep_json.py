@@ -29,6 +29,7 @@ from ctxfold import (
 )
 from ctxfold.errors import ImportLineError, StoreCorruptError
 from ctxfold.messages import Opaque
+from ctxfold.session.context import load_snapshot
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import CtxChatMessageHistory
 from llamaindex_ctx import CtxMemory
@@ -66,14 +67,14 @@ def test_arguments_and_outputs_are_text(deep: str, tmp_path: Path) -> None:
         ctx.compact(force=True)
         ctx.send("and now?")
         ctx.explain()
-        ctx.inspect()
-        assert ctx.get("r").tool_results[0].content == deep
-        assert ctx.get("a").tool_calls[0].arguments == deep
+        ctx.archive.inspect()
+        assert ctx.archive.get("r").tool_results[0].content == deep
+        assert ctx.archive.get("a").tool_calls[0].arguments == deep
         for native in (False, True):
             path = tmp_path / f"{native}.jsonl"
-            ctx.export_jsonl(path, zone="all" if not native else "window", native=native)
+            ctx.files.export_jsonl(path, zone="all" if not native else "window", native=native)
             with context(context_window=4_000) as again:
-                assert again.import_jsonl(path) > 0
+                assert again.files.import_jsonl(path) > 0
 
 
 LINES: list[Callable[[str], str]] = [
@@ -93,10 +94,10 @@ def test_a_deep_line_is_named(deep: str, line: Callable[[str], str], tmp_path: P
     path.write_text('{"role": "user", "content": "first"}\n' + line(deep) + "\n", encoding="utf-8")
     with context() as ctx:
         with pytest.raises(ImportLineError, match=r"line 2: .*nested too deeply"):
-            ctx.import_jsonl(path)
+            ctx.files.import_jsonl(path)
         assert ctx.messages() == ()
         with pytest.raises(StoreCorruptError, match="not JSON"):
-            ctx.load_snapshot(path)
+            load_snapshot(path)
 
 
 PARTS: list[Callable[[str], Message]] = [
@@ -131,7 +132,7 @@ def test_a_model_that_calls_with_deep_arguments(deep: str) -> None:
         AgentContext(backend, context_window=2_000_000) as ctx,
     ):
         call = ctx.send("go", tools=(look,)).message.tool_calls[0]
-        assert ctx.send(ctx.tool_message(call.id, deep), tools=(look,)).message.text == "fine"
+        assert ctx.send(tool_result(call.id, deep), tools=(look,)).message.text == "fine"
 
 
 def test_a_tool_whose_schema_is_too_deep() -> None:

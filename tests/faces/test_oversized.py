@@ -72,7 +72,7 @@ def test_the_next_short_question_works(store: str, stored: list[Message], summar
     again = engine(store, SMALL, **settings)
     assert again.send("and now?").message.text == "ok"
     fitting(again.view().messages, SMALL)
-    assert again.get("big").id == "big", "the original is read back"
+    assert again.archive.get("big").id == "big", "the original is read back"
 
 
 @pytest.mark.parametrize("window", [WINDOW, SMALL])
@@ -92,7 +92,7 @@ def test_a_list_that_still_holds_what_was_refused(store: str) -> None:
     assert ctx.messages() == ()
     assert ctx.send([user(BIG, id="big"), user("short", id="s")]).message.text == "ok"
     assert [m.id for m in ctx.messages()][:2] == ["big", "s"]
-    assert ctx.get("big").text == BIG
+    assert ctx.archive.get("big").text == BIG
 
 
 def model() -> FakeListChatModel:

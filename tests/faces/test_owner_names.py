@@ -32,6 +32,7 @@ from ctxfold import AgentContext, ConfigError, MemoryStore, ScriptedBackend, Sql
 from ctxfold.cli.app import app
 from ctxfold.history.memory_items import MemoryItem
 from ctxfold.history.records import SessionKey
+from ctxfold.session.context import aload_snapshot, load_snapshot
 from ctxfold.tokens.text import RatioCounter
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory
 from langchain_ctx.history import HistoryFactory
@@ -176,7 +177,7 @@ def service(name: str, parameter: str) -> Entry:
 
 def saved(w: World) -> Path:
     path = w.folder / "t.json"
-    w.context.save_snapshot(path)
+    w.context.files.save_snapshot(path)
     return path
 
 
@@ -185,7 +186,7 @@ def snapshot(**given: Any) -> Entry:
 
     def load(w: World, value: Any) -> object:
         names = {name: value if told is None else told for name, told in given.items()}
-        return AgentContext.load_snapshot(saved(w), store=MemoryStore(), **names)
+        return load_snapshot(saved(w), store=MemoryStore(), **names)
 
     return load
 
@@ -214,8 +215,8 @@ STORES = {
 OWNED: dict[str, Entry] = {
     "ctxfold.AgentContext": lambda w, owner: AgentContext(**settings(w.store), session_id="t", owner=owner),
     "ctxfold.AgentContext.at": lambda w, owner: w.context.at("t", owner=owner),
-    "ctxfold.AgentContext.at [erase]": lambda w, owner: w.context.at("t", owner=owner).erase_owner(),
-    "ctxfold.AgentContext.load_snapshot [owner]": snapshot(owner=None),
+    "ctxfold.AgentContext.at [erase]": lambda w, owner: w.context.at("t", owner=owner).erasure.erase_owner(),
+    "ctxfold.load_snapshot [owner]": snapshot(owner=None),
     **{f"ctxfold.ContextService.{name}": service(name, "owner") for name in SERVICE if name not in NO_SESSION},
     "langchain_ctx.ChatCtx": lambda w, owner: chat(w, session="t", owner=owner),
     "langchain_ctx.ChatCtx [copied]": lambda w, owner: (
@@ -296,10 +297,8 @@ NAMED: dict[str, Entry] = {
     "ctxfold.AgentContext.at": lambda w, name: w.context.at(name),
     "ctxfold.AgentContext.fork": lambda w, name: w.context.fork(name),
     "ctxfold.AgentContext.afork": lambda w, name: w.context.afork(name),
-    "ctxfold.AgentContext.load_snapshot": snapshot(session_id=None),
-    "ctxfold.AgentContext.aload_snapshot": lambda w, name: AgentContext.aload_snapshot(
-        saved(w), session_id=name, store=MemoryStore()
-    ),
+    "ctxfold.load_snapshot": snapshot(session_id=None),
+    "ctxfold.aload_snapshot": lambda w, name: aload_snapshot(saved(w), session_id=name, store=MemoryStore()),
     **{f"ctxfold.ContextService.{name}": service(name, "session") for name in SERVICE if name not in NO_SESSION},
     "langchain_ctx.ChatCtx": lambda w, name: chat(w, session=name),
     "langchain_ctx.ChatCtx.context": lambda w, name: chat(w, session="t").context(name),
@@ -513,6 +512,8 @@ NO_ENTRY = {
     "ctxfold.PolicyFields": "a typed dictionary",
     "ctxfold.RequestOptions": "a typed dictionary, whose methods take a key of the dictionary",
     "ctxfold.SessionSettings": "a typed dictionary",
+    **{f"ctxfold.Session{part}": "made by a context" for part in ("Archive", "Editing", "Erasure", "Files", "Memory")},
+    "ctxfold.SessionHandle": "made by a context",
     "ctxfold.SessionKey": "a value that a store's methods take; these are tested",
     "ctxfold.Store": "a protocol; its implementations are tested",
     "langchain_ctx.CtxChatMessageHistory.over": "for the factory, with a key that was checked",

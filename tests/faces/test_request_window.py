@@ -69,7 +69,7 @@ def test_chat_ctx(by: str) -> None:
 
         with chat:
             check(server, ask)
-            assert chat.context().rules().context_window == WINDOW
+            assert chat.context().policy.context_window == WINDOW
 
 
 @pytest.mark.asyncio

@@ -321,7 +321,7 @@ def test_l3_a_trimmed_list_may_begin_with_a_result(face: str) -> None:
 def test_l3_a_result_under_another_id_is_no_answer_to_a_call_with_an_id() -> None:
     """The rest of a cancelled run, added while another call waits, must not take the place of its result."""
     with AgentContext(context_window=4_000) as ctx, pytest.raises(Exception, match="not open"):
-        ctx.add([ctx.user_message("q"), called(("c2", "look"))])
+        ctx.add([user("q"), called(("c2", "look"))])
         ctx.add(tool_result("c1", "old", id="r", name="look"))
 
 

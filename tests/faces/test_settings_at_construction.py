@@ -179,11 +179,11 @@ def test_a_policy_that_is_no_set_of_settings(policy: Any) -> None:
 
 def test_a_chat_model_takes_no_policy_and_a_whole_one() -> None:
     with ChatCtx(**NOWHERE, session_id="s", store="memory://", context_window=4_000, policy=None) as chat:
-        rules = chat.context().rules()
+        rules = chat.context().policy
     policy: Any = rules.model_copy(update={"hard_ratio": 0.7})
     with ChatCtx(**NOWHERE, session_id="s", store="memory://", policy=policy) as chat:
-        assert chat.context().rules().hard_ratio == 0.7
-        assert chat.context().rules().context_window == 4_000
+        assert chat.context().policy.hard_ratio == 0.7
+        assert chat.context().policy.context_window == 4_000
 
 
 @pytest.mark.parametrize("name", ["policy", "keep_last"])

@@ -43,7 +43,12 @@ def server() -> Iterator[ModelServer]:
 
 def readings(ctx: AgentContext) -> list[tuple[int, int]]:
     """What each reader says is used, and is left of the budget."""
-    gauge, told, usage, page = ctx.gauge(), ctx.explain(), ctx.usage(), ctx.inspect().to_dict()["window"]
+    gauge, told, usage, page = (
+        ctx.explain().gauge,
+        ctx.explain(),
+        ctx.usage(),
+        ctx.archive.inspect().to_dict()["window"],
+    )
     assert sum(told.zones.values()) == told.used_tokens
     assert f"{told.used_tokens} of {told.budget_tokens} tokens used" in str(told)
     assert f"{told.budget_tokens - told.used_tokens:,} tokens left" in str(told)
@@ -107,7 +112,7 @@ def test_all_readers_say_what_the_newest_request_held(
         if number == 0:
             ctx.subscribe(events.append)
         [used, *others] = readings(ctx)
-        assert used[0] + used[1] == ctx.gauge().budget_tokens == WINDOW * 4 // 5
+        assert used[0] + used[1] == ctx.explain().gauge.budget_tokens == WINDOW * 4 // 5
         assert set(others) == {used}
         told = ctx.explain()
         assert told.zones["tools"] > 0
@@ -121,8 +126,10 @@ def test_all_readers_say_what_the_newest_request_held(
         with AgentContext(session_id=NAME, store=store, context_window=WINDOW) as elsewhere:
             assert set(readings(elsewhere)) == {used}
             assert elsewhere.explain().zones == told.zones
-            assert elsewhere.gauge() == ctx.gauge(), "with as much left until the next compaction"
-            assert elsewhere.inspect().turns[-1].recalled_tokens == ctx.inspect().turns[-1].recalled_tokens
+            assert elsewhere.explain().gauge == ctx.explain().gauge, "with as much left until the next compaction"
+            assert (
+                elsewhere.archive.inspect().turns[-1].recalled_tokens == ctx.archive.inspect().turns[-1].recalled_tokens
+            )
     assert set(of_the_command(store)) == {used}
     assert compared >= 25
     assert recalled >= 3

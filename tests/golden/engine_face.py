@@ -16,6 +16,8 @@ from ctxfold import (
     Section,
     TextPart,
     ToolSpec,
+    tool_result,
+    user,
 )
 from tests.golden.service import SUMMARY
 from tests.golden.setting import Setting
@@ -85,14 +87,14 @@ class EngineSession:
             self._set.trace.see("reply", shown([reply.message]))
             if reply.message.tool_calls == ():
                 break
-            content = [self._ctx.tool_message(c.id, c.result, name=c.name) for c in said.calls]
+            content = [tool_result(c.id, c.result, name=c.name) for c in said.calls]
 
     def _question(self, turn: Turn) -> Message:
         if not turn.picture:
-            return self._ctx.user_message(turn.question)
+            return user(turn.question)
         url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
         parts = (MediaPart("image", json.dumps(url), "image/png"), TextPart(turn.question))
-        return Message(self._ctx.new_id(), "user", parts)
+        return Message(self._ctx.handle.new_id(), "user", parts)
 
     def _ask(self, content: Any, options: dict[str, Any]) -> Any:
         if not self._set.streams:
@@ -121,11 +123,13 @@ class EngineSession:
             case "policy":
                 self._call("set_policy", hard_ratio=round(0.7 + act.pick / 4, 2))
             case "goal":
-                self._call("set_goal", act.text)
+                self._call("edit.set_goal", act.text)
             case "inject":
                 self._ctx.service.inject("documents", [act.text])
             case "compact":
                 self._call("compact", force=True)
+            case "pop":
+                self._call("edit.pop")
             case name:
                 self._call(name)
 
@@ -135,16 +139,16 @@ class EngineSession:
         match act.name:
             case "update":
                 old = act.choose(live)
-                self._call("update", self._index(old), Message(old.id, old.role, (TextPart(act.text),)))
+                self._call("edit.update", self._index(old), Message(old.id, old.role, (TextPart(act.text),)))
             case "insert":
-                self._call("insert", self._index(act.choose(live)), self._ctx.user_message(act.text))
+                self._call("edit.insert", self._index(act.choose(live)), user(act.text))
             case "remove":
-                self._call("remove", act.choose(live).id)
+                self._call("edit.remove", act.choose(live).id)
             case "retract":
                 for _ in range(1 + int(act.pick * 3)):
-                    self._call("pop")
+                    self._call("edit.pop")
             case "rewind":
-                self._call("set_messages", whole[: int(act.pick * len(whole))])
+                self._call("edit.set_messages", whole[: int(act.pick * len(whole))])
             case name:
                 self._call(name, act.choose(whole).id)
 

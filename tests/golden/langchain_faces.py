@@ -24,7 +24,7 @@ from langchain_deepseek import ChatDeepSeek
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
-from ctxfold import MemoryStore
+from ctxfold import MemoryStore, system
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, CtxChatMessageHistory, with_context
 from tests.golden.service import BASE_URL, SUMMARY
 from tests.golden.setting import Setting
@@ -101,7 +101,7 @@ def act_on(setting: Setting, context: Any, act: Act) -> None:
         case "pin":
             setting.call(context, "pin", act.choose(setting.call(context, "messages")).id)
         case "note":
-            setting.call(context, "add", context.system_message(act.text))
+            setting.call(context, "add", system(act.text))
         case "compact":
             setting.call(context, "compact", force=True)
         case name:

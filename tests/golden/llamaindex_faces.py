@@ -12,7 +12,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.llms.deepseek import DeepSeek
 from llama_index.llms.openai_like import OpenAILike
 
-from ctxfold import MemoryStore
+from ctxfold import MemoryStore, system
 from llamaindex_ctx import CtxLLM, CtxMemory, with_context
 from tests.golden.service import BASE_URL
 from tests.golden.setting import PROVIDERS, Setting
@@ -171,7 +171,7 @@ def act_on(setting: Setting, context: Any, act: Act) -> None:
         case "pin":
             setting.call(context, "pin", act.choose(setting.call(context, "messages")).id)
         case "note":
-            setting.call(context, "add", context.system_message(act.text))
+            setting.call(context, "add", system(act.text))
         case "compact":
             setting.call(context, "compact", force=True)
         case name:

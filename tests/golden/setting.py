@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from openai import APIError
@@ -103,7 +104,9 @@ class Setting:
         return author.steps(count or self.rng.randint(8, 14))
 
     def call(self, on: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls a method, or its async form on the session's loop."""
+        """Calls a method, such as "send" or "edit.insert", or its async form on the session's loop."""
+        *parts, name = name.split(".")
+        on = reduce(getattr, parts, on)
         if not self.is_async:
             return getattr(on, name)(*args, **kwargs)
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import reduce
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,10 @@ def lived(ctx: Any) -> Any:
     ctx.pin("u7")
     ctx.compact(force=True)
     ctx.add([user("look", id="q"), *tool_round("t", "found 12 boxes " * 300), assistant("done", id="d")])
-    ctx.update(-1, assistant("done, in the end", id="d"))
-    ctx.remove(0)
+    ctx.edit.update(-1, assistant("done, in the end", id="d"))
+    ctx.edit.remove(0)
     ctx.undo()
-    ctx.erase("u0")
+    ctx.erasure.erase("u0")
     return ctx
 
 
@@ -74,12 +75,12 @@ def test_every_block_says_what_it_costs_and_why(inspected: Any) -> None:
     for block in told.blocks:
         assert 0 < block.at_s <= told.now_s
         if block.reference:
-            assert inspected.get(block.reference).id == block.id
+            assert inspected.archive.get(block.reference).id == block.id
     assert json.loads(json.dumps(told.to_dict()))["blocks"][0]["zone"] == "system"
 
 
 def test_the_timeline(inspected: Any) -> None:
-    steps = inspected.inspect().timeline
+    steps = inspected.archive.inspect().timeline
     assert [s.what for s in steps] == ["pin", "compaction", "edit", "edit", "undo", "erasure", "section"]
     assert [s.detail for s in steps if s.what == "edit"] == ["d replaced", steps[3].detail]
     assert [s.undone for s in steps] == [False, False, False, True, False, False, False]
@@ -94,12 +95,12 @@ def test_the_timeline_of_a_fork(make: Callable[..., Driven]) -> None:
     ctx.unpin("u3")
     ctx.compact(force=True)
     ctx.restore("u0")
-    ctx.insert(0, user("put in", id="i"))
+    ctx.edit.insert(0, user("put in", id="i"))
     ctx.add(user("a remark", id="n"), visibility="user")
     forked = ctx.fork("second")
-    forked.clear()
+    forked.edit.clear()
     forked.add([user("look", id="q"), tool_round("w")[0]])
-    report = forked.inspect()
+    report = forked.archive.inspect()
     assert [(s.what, s.detail) for s in report.timeline if s.what not in ("pin", "compaction")] == [
         ("unpin", "u3"),
         ("restored", "u0"),
@@ -112,7 +113,7 @@ def test_the_timeline_of_a_fork(make: Callable[..., Driven]) -> None:
 
 
 def test_where_every_message_is(inspected: Any) -> None:
-    stored = {m.id: m for m in inspected.inspect().messages}
+    stored = {m.id: m for m in inspected.archive.inspect().messages}
     assert stored["m"].where == "compacted"
     assert stored["t-r0"].where == "shown as an excerpt"
     assert stored["d"].where == "in the window"
@@ -120,16 +121,16 @@ def test_where_every_message_is(inspected: Any) -> None:
     assert "u0" not in stored
     assert stored["t-a"].text == "-> look({})"
     for message in stored.values():
-        assert inspected.get(message.reference).id == message.id
+        assert inspected.archive.get(message.reference).id == message.id
 
 
 def test_it_prints(inspected: Any) -> None:
-    text = str(inspected.inspect())
+    text = str(inspected.archive.inspect())
     assert "What happened:" in text
     assert re.search(r"compaction +\d+ -> \d+ tokens  summarize: \d+ messages covered, extractive", text)
     assert "(undone)" in text
     with context() as empty:
-        assert str(empty.inspect()).endswith("What happened:\nnothing yet")
+        assert str(empty.archive.inspect()).endswith("What happened:\nnothing yet")
 
 
 TAGS = frozenset(
@@ -186,9 +187,9 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("part", ["explain", "inspect"])
+@pytest.mark.parametrize("part", ["explain", "archive.inspect"])
 def test_a_notebook_gets_well_formed_html_without_scripts(inspected: Any, part: str) -> None:
-    page = Reader(getattr(inspected, part)()._repr_html_())
+    page = Reader(reduce(getattr, part.split("."), inspected)()._repr_html_())
     tags = {tag for tag, _ in page.found}
     assert "script" not in tags
     assert tags <= TAGS
@@ -200,7 +201,7 @@ def test_a_notebook_gets_well_formed_html_without_scripts(inspected: Any, part: 
 
 
 def test_the_page_needs_nothing_from_outside(inspected: Any) -> None:
-    html = inspected.inspect().page()
+    html = inspected.archive.inspect().page()
     page = Reader(html)
     assert [tag for tag, _ in page.found if tag == "script"] == ["script"]
     assert not [a for _, attributes in page.found for a in attributes if a in ("src", "href", "srcset", "action")]
@@ -211,7 +212,7 @@ def test_the_page_needs_nothing_from_outside(inspected: Any) -> None:
 
 def test_what_broke_the_prefix(inspected: Any) -> None:
     inspected.send("more")
-    inspected.remove(0)
+    inspected.edit.remove(0)
     inspected.send("and more")
     told = inspected.explain()
     assert dict(told.prefix.breaks)["edit"] == 1
@@ -223,7 +224,7 @@ def test_what_broke_the_prefix(inspected: Any) -> None:
 def test_long_sessions_and_long_messages_are_cut_and_say_so() -> None:
     with context(context_window=4_000) as ctx:
         ctx.add([*turns(1_100, words=1), user("x" * (MOST_CHARS + 7), id="long")])
-        found = ctx.inspect()
+        found = ctx.archive.inspect()
         assert (len(found.messages), found.left_out) == (MOST_MESSAGES, 201)
         assert found.messages[-1].text.endswith("[7 more characters]")
         assert "The oldest 201 messages are left out" in found.page()

@@ -51,7 +51,7 @@ def test_each_turn_has_the_window_that_it_left(make: Callable[..., Driven]) -> N
         sections=[documents],
     )
     after = talk(ctx, 40)
-    found = ctx.inspect().turns
+    found = ctx.archive.inspect().turns
     compacted_next = [bool(t.compactions) for t in found[1:]]
     assert all(
         t.window_tokens > tokens if compacted else t.window_tokens == tokens
@@ -76,7 +76,7 @@ def test_an_undone_compaction_stays_where_it_was_in_force(make: Callable[..., Dr
         ctx.undo()
         after += talk(ctx, 2)
         assert after[-1] > before
-    found = ctx.inspect().turns
+    found = ctx.archive.inspect().turns
     assert [t.window_tokens for t in found] == after
     assert [t.turn for t in found if t.compactions] == [7, 11]
     assert [(t.turn, t.breaks) for t in found if t.breaks] == [
@@ -91,16 +91,16 @@ def test_edits_far_back_are_undone_in_the_figures_too(make: Callable[..., Driven
     """More records than lie between two checkpoints of the fold come between a change and its undo, and between two undos."""
     ctx = make(context_window=200_000)
     ctx.add(turns(10))
-    ctx.update(7, assistant("short", id="a3"))
+    ctx.edit.update(7, assistant("short", id="a3"))
     ctx.add(turns(1, start=10))
     shortened = ctx.usage().window_tokens
     ctx.add(turns(599, start=11, words=1))
-    ctx.remove("a9")
+    ctx.edit.remove("a9")
     ctx.undo()
     ctx.undo()
     now = ctx.usage().window_tokens
     ctx.add(turns(1, start=610, words=1))
-    found = ctx.inspect().turns
+    found = ctx.archive.inspect().turns
     assert found[-1].window_tokens == ctx.usage().window_tokens
     assert found[10].window_tokens == shortened
     assert now > found[-2].window_tokens
@@ -114,7 +114,7 @@ def test_what_a_provider_counted_and_what_it_cost(make: Callable[..., Driven], t
     )
     talk(ctx, 20)
     ctx.add([user("told", id="told"), assistant("by hand", id="by-hand")])
-    found = ctx.inspect().turns
+    found = ctx.archive.inspect().turns
     used = ctx.usage()
     whole = sum((t.usage for t in found if t.usage is not None), Usage())
     assert whole == used.reported + used.summaries
@@ -125,38 +125,38 @@ def test_what_a_provider_counted_and_what_it_cost(make: Callable[..., Driven], t
     assert found[-1].usage is found[-1].cost is None
     assert any(t.recalled_tokens for t in found)
     with context(store=store, session_id="s") as other:
-        elsewhere = other.inspect().turns
+        elsewhere = other.archive.inspect().turns
         assert [replace(t, cost=None) for t in found] == list(elsewhere)
-        page = other.inspect().page()
+        page = other.archive.inspect().page()
     assert "recalled for one request" in page
     assert "plain input tokens by Prices.relative()" in page
-    assert "recalled for one request" in ctx.inspect().page()
+    assert "recalled for one request" in ctx.archive.inspect().page()
 
 
 def test_a_window_that_changed_after_the_last_turn_is_the_last_row(make: Callable[..., Driven]) -> None:
     ctx = make(context_window=4_000)
     ctx.add(turns(8))
-    assert not ctx.inspect().turns[-1].open
+    assert not ctx.archive.inspect().turns[-1].open
     ctx.compact(force=True)
-    last = ctx.inspect().turns[-1]
+    last = ctx.archive.inspect().turns[-1]
     assert (last.turn, last.open, last.compactions, last.breaks) == (9, True, 1, ("compaction",))
     assert last.window_tokens == ctx.usage().window_tokens
-    assert ">now</td>" in ctx.inspect().page()
+    assert ">now</td>" in ctx.archive.inspect().page()
 
 
 def test_nothing_is_drawn_before_the_first_turn_ends() -> None:
     with context() as ctx:
         ctx.add([user("hello", id="hello")])
-        assert ctx.inspect().turns == ()
-        assert "there is nothing to draw" in ctx.inspect().page()
+        assert ctx.archive.inspect().turns == ()
+        assert "there is nothing to draw" in ctx.archive.inspect().page()
 
 
 def test_an_erased_message_is_in_no_figure(make: Callable[..., Driven]) -> None:
     ctx = make(context_window=4_000)
     ctx.add(turns(8))
-    whole = ctx.inspect().turns
-    ctx.erase("u0")
-    found = ctx.inspect().turns
+    whole = ctx.archive.inspect().turns
+    ctx.erasure.erase("u0")
+    found = ctx.archive.inspect().turns
     assert found[-1].window_tokens == ctx.usage().window_tokens < whole[-1].window_tokens
     assert found[0].window_tokens < whole[0].window_tokens
 
@@ -165,7 +165,7 @@ def test_many_turns_share_a_column_and_none_is_left_out_of_the_sums() -> None:
     count = 700
     with context(scripted(*(counted(n) for n in range(count))), context_window=500_000) as ctx:
         talk(ctx, count)
-        page = unescape(ctx.inspect().page())
+        page = unescape(ctx.archive.inspect().page())
         assert page.count('viewBox="0 0 350 1000"') == 2
         assert "(the largest of each 2)" in page
         assert f"input from the cache {ctx.usage().reported.cache_read_tokens:,}" in page
@@ -179,7 +179,7 @@ def test_many_turns_share_a_column_and_none_is_left_out_of_the_sums() -> None:
 def test_the_window_has_whole_texts_as_the_model_sees_them(make: Callable[..., Driven]) -> None:
     ctx = make(context_window=4_000)
     ctx.add([user("a " + "long " * 40 + HOSTILE, id="m"), assistant("noted", id="n")])
-    found = ctx.inspect()
+    found = ctx.archive.inspect()
     assert list(found.shown) == [m.text for m in ctx.messages(audience="model")]
     assert found.shown[0].endswith(HOSTILE)
     page = found.page()
@@ -193,7 +193,7 @@ def test_each_message_stands_beside_the_summary_that_has_taken_its_place(make: C
     ctx.compact(force=True)
     ctx.add(turns(6, start=6))
     ctx.compact(force=True)
-    found = ctx.inspect()
+    found = ctx.archive.inspect()
     (summary,) = [b for b in found.window.blocks if b.zone == "summary"]
     beside = {m.id: m.summary for m in found.messages}
     assert beside["u0"] == beside["hostile"] == beside["u8"] == summary.id

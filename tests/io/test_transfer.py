@@ -39,6 +39,7 @@ from ctxfold.errors import (
     StoreUnavailableError,
 )
 from ctxfold.events import SessionLoaded
+from ctxfold.session.context import aload_snapshot, load_snapshot
 from tests.support.driven import Driven, context, scripted, tool_round, turns
 
 Make = Callable[..., Driven]
@@ -80,30 +81,30 @@ def test_a_whole_session_comes_back(make: Make, tmp_path: Path, native: bool) ->
     ctx = make(context_window=2_000, system="Be brief.")
     events: list[Any] = []
     rich(ctx)
-    ctx.update(0, user("corrected", id="x"))
-    ctx.update(0, RICH[0])
-    ctx.update(5, user("corrected", id="x"))
+    ctx.edit.update(0, user("corrected", id="x"))
+    ctx.edit.update(0, RICH[0])
+    ctx.edit.update(5, user("corrected", id="x"))
     ctx.add(turns(20, start=5))
     ctx.compact(force=True)
-    count = ctx.export_jsonl(tmp_path / "all.jsonl", native=native)
+    count = ctx.files.export_jsonl(tmp_path / "all.jsonl", native=native)
     assert count == len(read(tmp_path / "all.jsonl"))
     for target in (make(context_window=2_000), make(context_window=2_000, system="Be brief.")):
         target.subscribe(events.append)
-        assert target.import_jsonl(tmp_path / "all.jsonl") == count
+        assert target.files.import_jsonl(tmp_path / "all.jsonl") == count
         assert target.view().messages == ctx.view().messages
         assert target.messages() == ctx.messages()
         assert target.usage().reported == ctx.usage().reported
         assert [b.id for b in target.explain().blocks if b.why == "pinned"] == ["q", "both"]
-        assert [target.get(m.id) for m in RICH] == RICH
+        assert [target.archive.get(m.id) for m in RICH] == RICH
         assert target.search("corrected") == ctx.search("corrected")
         target.undo()
-        assert target.get("both") == RICH[3]
+        assert target.archive.get("both") == RICH[3]
     assert sum(isinstance(e, SessionLoaded) for e in events) == 2
     other = ctx.at("other")
-    other.import_jsonl(tmp_path / "all.jsonl")
+    other.files.import_jsonl(tmp_path / "all.jsonl")
     assert other.messages() == ctx.messages()
     with pytest.raises(SessionExistsError, match="records of its own"):
-        make(system="Other words.").import_jsonl(tmp_path / "all.jsonl")
+        make(system="Other words.").files.import_jsonl(tmp_path / "all.jsonl")
 
 
 def test_lines_are_in_the_shape_of_each_models_provider(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_lines_are_in_the_shape_of_each_models_provider(tmp_path: Path) -> None:
         ctx.add([user("go", id="q"), RICH[2], RICH[3], assistant("fine", id="e")])
         later = Message("o", "assistant", (TextPart("hi"),), model="gpt-5-mini")
         ctx.add([user("and you", id="u"), later, user("thanks", id="t"), assistant("ok", id="z")])
-        ctx.export_jsonl(tmp_path / "n.jsonl", zone="incremental", native=True)
+        ctx.files.export_jsonl(tmp_path / "n.jsonl", zone="incremental", native=True)
         rows = read(tmp_path / "n.jsonl")
         assert [r["ctxfold"]["wire"][:6] for r in rows] == ["anthro"] * 2 + ["openai"] * 4 + ["anthro"] * 2
         assert [b["type"] for b in rows[1]["content"]] == ["thinking", "text", "tool_use", "tool_use"]
@@ -125,7 +126,7 @@ def test_lines_are_in_the_shape_of_each_models_provider(tmp_path: Path) -> None:
         OpenAIChatBackend(provider="openai", model="gpt-5", api_key="x") as backend,
         AgentContext(backend, context_window=4_000) as ctx,
     ):
-        ctx.import_jsonl(tmp_path / "n.jsonl")
+        ctx.files.import_jsonl(tmp_path / "n.jsonl")
         assert ctx.messages() == messages
 
 
@@ -141,7 +142,7 @@ def test_lines_complete_the_turn_that_has_a_part_of_them(make: Make, tmp_path: P
     ctx = make(backend)
     if had:
         ctx.add(messages[:had])
-    assert ctx.import_jsonl(path) == len(messages) - had
+    assert ctx.files.import_jsonl(path) == len(messages) - had
     assert ctx.view().turn == ()
     assert [m.id for m in ctx.view().messages] == ["q", "t-a", "t-r0", "d", "u0", "a0"]
     assert {m.id for m in ctx.messages(audience="user")} >= {"q", "n", "d"}
@@ -153,16 +154,18 @@ def test_zones(make: Make, tmp_path: Path) -> None:
     ctx.compact(force=True)
     ctx.pin("u19")
     path = tmp_path / "z.jsonl"
-    zones = {zone: ctx.export_jsonl(path, zone=zone) for zone in ("immutable", "compressed", "incremental", "window")}
+    zones = {
+        zone: ctx.files.export_jsonl(path, zone=zone) for zone in ("immutable", "compressed", "incremental", "window")
+    }
     assert zones["immutable"] == zones["compressed"] == 1
     assert zones["window"] == sum(zones.values()) - zones["window"]
     target = make(context_window=2_000)
-    assert target.import_jsonl(path) == zones["window"]
-    assert target.import_jsonl(path) == 0, "what is known is kept once"
+    assert target.files.import_jsonl(path) == zones["window"]
+    assert target.files.import_jsonl(path) == 0, "what is known is kept once"
     assert [m.text for m in target.view().messages] == [m.text for m in ctx.view().messages]
     assert [b.id for b in target.explain().blocks if b.why == "pinned"] == ["u19"]
     with pytest.raises(ConfigError, match="zone is 'half'"):
-        ctx.export_jsonl(path, zone="half")
+        ctx.files.export_jsonl(path, zone="half")
 
 
 def test_a_file_that_cannot_be_put_in_its_place_leaves_nothing_behind(make: Make, tmp_path: Path) -> None:
@@ -170,7 +173,7 @@ def test_a_file_that_cannot_be_put_in_its_place_leaves_nothing_behind(make: Make
     ctx.add(turns(1))
     folder = tmp_path / "taken"
     folder.mkdir()
-    for write in (ctx.export_jsonl, ctx.save_snapshot):
+    for write in (ctx.files.export_jsonl, ctx.files.save_snapshot):
         with pytest.raises(ConfigError, match="no regular file"):
             write(folder)
     assert [*tmp_path.iterdir()] == [folder]
@@ -182,7 +185,7 @@ def test_a_file_that_could_be_written_in_part_only_leaves_nothing_behind(tmp_pat
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with context() as ctx:
         ctx.add(turns(40))
-        for write in (ctx.export_jsonl, ctx.save_snapshot):
+        for write in (ctx.files.export_jsonl, ctx.files.save_snapshot):
             resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
             try:
                 with pytest.raises(StoreUnavailableError, match="check the free space"):
@@ -196,11 +199,11 @@ def test_a_file_that_could_be_written_in_part_only_leaves_nothing_behind(tmp_pat
 def test_a_large_import_is_compacted_at_once(make: Make, tmp_path: Path) -> None:
     with context(context_window=20_000) as source:
         source.add(turns(40))
-        source.export_jsonl(tmp_path / "w.jsonl", zone="window")
+        source.files.export_jsonl(tmp_path / "w.jsonl", zone="window")
     ctx = make(context_window=2_000, background=False)
-    ctx.import_jsonl(tmp_path / "w.jsonl")
+    ctx.files.import_jsonl(tmp_path / "w.jsonl")
     assert ctx.usage().compactions == 1
-    assert ctx.view().tokens < ctx.rules().budget_tokens
+    assert ctx.view().tokens < ctx.policy.budget_tokens
 
 
 def test_what_was_undone_is_undone_in_the_copy(tmp_path: Path) -> None:
@@ -209,16 +212,16 @@ def test_what_was_undone_is_undone_in_the_copy(tmp_path: Path) -> None:
     rules: dict[str, Any] = {"context_window": 200_000, "auto_compact": False}
     with context(**rules) as ctx:
         ctx.add(turns(2))
-        ctx.remove("u0")
+        ctx.edit.remove("u0")
         ctx.undo()
         for start in range(2, 522, 20):
             ctx.add(turns(20, start=start))
-        ctx.export_jsonl(path)
+        ctx.files.export_jsonl(path)
         messages = ctx.view().messages
         assert [m.id for m in messages[:2]] == ["u0", "a0"]
     assert "snapshot_taken" in path.read_text(encoding="utf-8")
     with context(store=store, **rules) as copy:
-        copy.import_jsonl(path)
+        copy.files.import_jsonl(path)
     with context(store=store, **rules) as copy:
         assert copy.view().messages == messages
 
@@ -240,7 +243,7 @@ def test_lines_of_others(make: Make, tmp_path: Path) -> None:
     path.write_text("\ufeff" + "\r\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
     ctx = make(context_window=2_000)
     ctx.add(turns(1))
-    assert ctx.import_jsonl(path) == 6
+    assert ctx.files.import_jsonl(path) == 6
     assert [m.text for m in ctx.messages()][2:5] == ["hi", "hello", "big?"]
     assert [b.id for b in ctx.explain().blocks if b.why == "pinned"] == ["a"]
     assert ctx.search("output")[0].role == "tool"
@@ -273,7 +276,7 @@ def test_a_bad_line_is_named_and_nothing_changes(make: Make, tmp_path: Path, lin
     ctx.add(turns(1))
     before = ctx.messages()
     with pytest.raises(ImportLineError, match=f"(?s)line 3: .*{problem}.*nothing was imported") as caught:
-        ctx.import_jsonl(path)
+        ctx.files.import_jsonl(path)
     assert caught.value.line == 3
     assert ctx.messages() == before
 
@@ -282,7 +285,7 @@ def test_a_log_with_a_hole_or_a_changed_round(make: Make, tmp_path: Path) -> Non
     ctx = make()
     ctx.add([*turns(2), user("go", id="g"), *tool_round("t"), assistant("ok", id="z")])
     path = tmp_path / "log.jsonl"
-    ctx.export_jsonl(path)
+    ctx.files.export_jsonl(path)
     lines = path.read_text(encoding="utf-8").splitlines()
     target = make()
     for change, line, problem in (
@@ -293,12 +296,12 @@ def test_a_log_with_a_hole_or_a_changed_round(make: Make, tmp_path: Path) -> Non
     ):
         path.write_text("\n".join(change), encoding="utf-8")
         with pytest.raises(ImportLineError, match=problem) as caught:
-            target.import_jsonl(path)
+            target.files.import_jsonl(path)
         assert caught.value.line == line
         assert target.messages() == ()
     path.write_text("\n".join(x.replace("question 0", "[redacted]") for x in lines), encoding="utf-8")
-    target.import_jsonl(path)
-    assert target.get("u0").text.startswith("[redacted]")
+    target.files.import_jsonl(path)
+    assert target.archive.get("u0").text.startswith("[redacted]")
 
 
 def test_pins_of_a_file_have_their_budget_too(make: Make, tmp_path: Path) -> None:
@@ -308,7 +311,7 @@ def test_pins_of_a_file_have_their_budget_too(make: Make, tmp_path: Path) -> Non
     )
     ctx = make()
     with pytest.raises(PinBudgetError, match="nothing was imported"):
-        ctx.import_jsonl(path)
+        ctx.files.import_jsonl(path)
     assert ctx.messages() == ()
 
 
@@ -322,23 +325,23 @@ def test_a_snapshot_is_the_session(tmp_path: Path) -> None:
         ctx.add(turns(20, start=5))
         ctx.compact(force=True)
         ctx.set_policy(auto_compact=False)
-        ctx.save_snapshot(path)
+        ctx.files.save_snapshot(path)
         assert [p.name for p in tmp_path.iterdir()] == ["s.json"]
-        loaded = AgentContext.load_snapshot(path, counter=ctx.counter, store=MemoryStore())
+        loaded = load_snapshot(path, counter=ctx.handle.counter, store=MemoryStore())
         with loaded:
             assert loaded.view().messages == ctx.view().messages
-            assert (loaded.session, loaded.rules()) == (ctx.session, ctx.rules())
-            assert not loaded.auto_compact
+            assert (loaded.session, loaded.policy) == (ctx.session, ctx.policy)
+            assert not loaded.policy.auto_compact
             assert loaded.policy.hard_ratio == 0.8
             loaded.undo()
-            assert loaded.get("both") == RICH[3]
-        with AgentContext.load_snapshot(path, session_id="new", context_window=9_000, counter=ctx.counter) as wide:
-            assert wide.rules().context_window == 9_000
+            assert loaded.archive.get("both") == RICH[3]
+        with load_snapshot(path, session_id="new", context_window=9_000, counter=ctx.handle.counter) as wide:
+            assert wide.policy.context_window == 9_000
     store = MemoryStore()
     with context(store=store) as other:
         other.add("already here")
         with pytest.raises(SessionExistsError):
-            AgentContext.load_snapshot(path, store=store)
+            load_snapshot(path, store=store)
         assert [m.text for m in other.messages()] == ["already here"]
 
 
@@ -346,7 +349,7 @@ def test_what_is_no_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     with context() as ctx:
         ctx.add(turns(3))
-        ctx.save_snapshot(path)
+        ctx.files.save_snapshot(path)
     good = path.read_text(encoding="utf-8")
     told = json.loads(good)
     for text, kind, problem in (
@@ -359,9 +362,9 @@ def test_what_is_no_snapshot(tmp_path: Path) -> None:
     ):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(kind, match=problem):
-            AgentContext.load_snapshot(path)
+            load_snapshot(path)
     with pytest.raises(FileNotFoundError):
-        AgentContext.load_snapshot(tmp_path / "none.json")
+        load_snapshot(tmp_path / "none.json")
 
 
 # the whole way
@@ -391,7 +394,7 @@ def long_session(tmp_path_factory: pytest.TempPathFactory) -> Long:
             if i > 1 and ctx.usage().compactions < i - 1:
                 ctx.compact(force=True)
         assert ctx.usage().compactions >= 100
-        numbers = {m.id: ctx.explain_message(m.id).reference for m in said.values()}
+        numbers = {m.id: ctx.archive.explain(m.id).reference for m in said.values()}
     return Long(database, said, numbers)
 
 
@@ -402,17 +405,17 @@ def test_a_hundred_compactions_a_restart_an_export_and_an_import(tmp_path: Path,
     url = f"sqlite:///{shutil.copy(long_session.database, tmp_path)}"
     with context(store=url, context_window=1_200) as again:
         if how == "jsonl":
-            again.export_jsonl(tmp_path / "x", native=True)
+            again.files.export_jsonl(tmp_path / "x", native=True)
             copy = again.at("copy")
-            copy.import_jsonl(tmp_path / "x")
+            copy.files.import_jsonl(tmp_path / "x")
         else:
-            again.save_snapshot(tmp_path / "x")
-            copy = AgentContext.load_snapshot(tmp_path / "x", counter=again.counter)
+            again.files.save_snapshot(tmp_path / "x")
+            copy = load_snapshot(tmp_path / "x", counter=again.handle.counter)
         for ctx in (again, copy, again.fork("fork")):
-            assert all(ctx.get(name) == m == ctx.get(numbers[name]) for name, m in said.items())
+            assert all(ctx.archive.get(name) == m == ctx.archive.get(numbers[name]) for name, m in said.items())
             old = [f"u{i}" for i in (3, 50)]
-            assert ctx.explain_message("u3").where == "compacted"
-            summaries = ctx.explain_message("u3").summaries
+            assert ctx.archive.explain("u3").where == "compacted"
+            summaries = ctx.archive.explain("u3").summaries
             assert len(summaries) > 50
             assert summaries[-1] in [e.id for e in ctx.view().compressed]
             assert ctx.restore(*old, "r7") == (said["u3"], said["t7"], said["r7"], said["u50"])
@@ -424,7 +427,7 @@ def test_a_hundred_compactions_a_restart_an_export_and_an_import(tmp_path: Path,
                 assert message.kind != "message" or message == said[message.id]
             assert len(shown) > 4
             with pytest.raises(MessageNotFoundError):
-                ctx.get("#99999")
+                ctx.archive.get("#99999")
         copy.close()
 
 
@@ -433,13 +436,13 @@ async def test_files_without_blocking_the_loop(tmp_path: Path) -> None:
         await ctx.aadd(turns(12))
         await ctx.apin("u1")
         await ctx.acompact(force=True)
-        count = await ctx.aexport_jsonl(tmp_path / "all.jsonl")
+        count = await ctx.files.aexport_jsonl(tmp_path / "all.jsonl")
         assert count == len((tmp_path / "all.jsonl").read_text().splitlines()) == 24
-        await ctx.asave_snapshot(tmp_path / "whole.json")
-        loaded = await AgentContext.aload_snapshot(tmp_path / "whole.json", session_id="again")
+        await ctx.files.asave_snapshot(tmp_path / "whole.json")
+        loaded = await aload_snapshot(tmp_path / "whole.json", session_id="again")
         assert loaded.session == "again"
         assert (await loaded.awindow()).messages == (await ctx.awindow()).messages
-        assert (await loaded.aget("u3")).text == (await ctx.aget("u3")).text
+        assert (await loaded.archive.aget("u3")).text == (await ctx.archive.aget("u3")).text
         await loaded.aclose()
         with pytest.raises(StoreCorruptError):
-            await AgentContext.aload_snapshot(tmp_path / "all.jsonl")
+            await aload_snapshot(tmp_path / "all.jsonl")

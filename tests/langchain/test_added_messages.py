@@ -97,6 +97,6 @@ async def test_the_results_come_first(how: str, strict: str, saver: bool, tmp_pa
         assert [role for _, role in stored] == [*ROUND, *ROUND, "user", "assistant"]
         if saver:
             assert {i for i, _ in stored} == {m.id for m in messages}
-        assert [*context.store.sessions("default")] == ["t"], "no branch was made"
+        assert [*context.handle.store.sessions("default")] == ["t"], "no branch was made"
         ours.close()
         await closed(wrapped)

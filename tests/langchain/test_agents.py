@@ -113,7 +113,7 @@ def test_an_agent_with_a_checkpointer_hands_over_the_full_list() -> None:
         for thread in ("a", "b"):
             context = chat.context(thread)
             assert context.usage().turns == 5
-            kept = context.get(state["messages"][-1].id) if thread == "b" else None
+            kept = context.archive.get(state["messages"][-1].id) if thread == "b" else None
             assert kept is None or kept.text == state["messages"][-1].text
         chat.close()
 

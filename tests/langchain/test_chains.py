@@ -121,7 +121,7 @@ def test_a_long_conversation_goes_on_in_a_small_window(mode: str, factory: Histo
 
 
 def assert_all_kept(factory: HistoryFactory, name: str, said: list[str]) -> None:
-    store = factory("any").context.store  # the log itself
+    store = factory("any").context.handle.store  # the log itself
     records = store.read(SessionKey("default", name))
     kept = [r.body.message.text for r in records if isinstance(r.body, MessageAdded) and r.body.message.role == "user"]
     assert sorted(kept) == sorted(said)

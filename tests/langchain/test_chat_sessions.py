@@ -84,7 +84,7 @@ async def test_replies_carry_the_stored_id(chat: ChatCtx) -> None:
         merged_first(chat),
         [c async for c in chat.astream("d")][-1],
     ):
-        assert chat.context().get(reply.id or "").text.startswith("re: ")
+        assert chat.context().archive.get(reply.id or "").text.startswith("re: ")
     assert chat.context().usage().turns == 4
 
 
@@ -322,7 +322,7 @@ def test_bad_input_leaves_the_session_as_it_was(chat: ChatCtx, echoing: ModelSer
 def test_a_reserve_of_the_policy_goes_before_the_limit_of_a_reply(echoing: ModelServer) -> None:
     for policy, reserve in (({}, 100), ({"reply_reserve_tokens": 300}, 300)):
         with made(echoing, session="s", context_window=4_000, max_tokens=100, policy=policy) as chat:
-            assert chat.context().rules().reply_reserve_tokens == reserve
+            assert chat.context().policy.reply_reserve_tokens == reserve
 
 
 def test_l2_an_id_that_came_with_another_text_is_no_reason_to_stop(chat: ChatCtx) -> None:
@@ -340,8 +340,8 @@ def test_the_window_may_be_in_the_policy(echoing: ModelServer, field: dict[str, 
     policy = {"context_window": 4_000, "keep_last": 3}
     with ChatCtx(model="echo", base_url=echoing.base_url, api_key="x", session="s", policy=policy, **field) as chat:
         chat.invoke("one")
-        assert (chat.context_window, chat.context().rules().keep_last) == (4_000, 3)
-        assert chat.context().rules().context_window == 4_000
+        assert (chat.context_window, chat.context().policy.keep_last) == (4_000, 3)
+        assert chat.context().policy.context_window == 4_000
         assert chat.profile is not None
         assert chat.profile["max_input_tokens"] == 4_000
     assert policy == {"context_window": 4_000, "keep_last": 3}

@@ -342,7 +342,7 @@ def test_the_same_names_in_every_entry(entry: str, service: ModelServer, tmp_pat
             made = with_context(model, **settings)
             made.invoke(question)
     assert "The ferry leaves at nine." in str(service.requests[-1].body["messages"])
-    assert repr(made.context("s").store) == f"SqlStore({settings['store']!r})"
+    assert repr(made.context("s").handle.store) == f"SqlStore({settings['store']!r})"
     assert made.context("s").owner == "ann"
     made.close()
 

@@ -329,7 +329,7 @@ async def test_our_counts_are_measured_by_all_of_the_input(how: str) -> None:
         for number in range(6):
             await asked(model, f"Question {number}. " + "It is long. " * 40, how)
         context = model.context()
-        known = context._engine.known(context._key)
+        known = context.handle.engine.known(context.handle.key)
         assert known is not None
         assert 0.8 < known.state.calibrations["m"].ratio < 1.25
         if how.startswith("a"):

@@ -109,14 +109,14 @@ def test_the_window_holds_and_the_summariser_is_asked() -> None:
         for number in range(1, 30):
             history.add_messages(turn(number))
             read = history.messages
-            assert history.context.counter.count_text(" ".join(contents(read))) < 1_000
+            assert history.context.handle.counter.count_text(" ".join(contents(read))) < 1_000
         assert any(isinstance(e, HistoryCompacted) for e in events)
         summaries = [m for m in read if m.additional_kwargs.get("ctxfold", {}).get("kind") == "summary"]
         assert len(summaries) == 1
         assert isinstance(summaries[0], HumanMessage)
         assert "many foxes" in str(summaries[0].content)
         assert words(0) in contents(read)
-        assert history.context.get("a3").text == "Noted 3."
+        assert history.context.archive.get("a3").text == "Noted 3."
 
 
 def test_a_snapshot_stands_until_the_next_add_on_the_same_handle() -> None:
@@ -278,8 +278,8 @@ def test_a_message_too_large_is_stored_and_told_at_the_next_read() -> None:
         history.add_messages([HumanMessage(WORDS * 50, id="big")])
         with pytest.raises(MessageTooLargeError, match="window of 500"):
             history.messages  # noqa: B018
-        assert history.context.get("big").text == WORDS * 50
-        history.context.pop()
+        assert history.context.archive.get("big").text == WORDS * 50
+        history.context.edit.pop()
         assert history.messages == []
 
 

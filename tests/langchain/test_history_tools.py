@@ -74,7 +74,7 @@ async def test_an_answer_that_a_middleware_redacted_is_read_redacted() -> None:
             for text in ("Who knows?", "And who else?"):
                 agent.invoke({"messages": [HumanMessage(text)]}, T)
             context = middleware.context("t")
-            assert context.get("#2").text == "Mail ann@example.com."
+            assert context.archive.get("#2").text == "Mail ann@example.com."
             for media in (False, True):
                 read = next(t for t in history_tools(context, media=media) if t.name == "read_message")
                 for message in (read.invoke({"reference": "#2"}), await read.ainvoke({"reference": "#2"})):
@@ -92,7 +92,7 @@ async def test_an_image_is_returned_where_the_tool_may_return_images() -> None:
         history.add_messages(
             [HumanMessage([{"type": "text", "text": "Look:"}, image], id="seen"), AIMessage("I see.", id="a")]
         )
-        history.context.add(replace(history.context.get("seen"), id="hidden"), visibility="user")
+        history.context.add(replace(history.context.archive.get("seen"), id="hidden"), visibility="user")
         for media in (False, True):
             read = next(t for t in history_tools(history.context, media=media) if t.name == "read_message")
             for reference, shown in (("seen", media), ("a", False), ("nobody", False), ("hidden", False)):

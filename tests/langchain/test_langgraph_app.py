@@ -88,7 +88,7 @@ async def test_h4_the_route_of_langgraph_json_erases_a_thread(tmp_path: Path, mo
         async with AsyncClient(transport=ASGITransport(getattr(routes, attribute)), base_url="http://test") as client:
             answer = await client.delete("/memory/t")
         assert answer.json() == {"removed": ["t"]}
-        assert agent.fitting.context("u").store.sessions("default") == ("u",)
+        assert agent.fitting.context("u").handle.store.sessions("default") == ("u",)
         await agent.fitting.aclose()
         await closed(agent.model)
         for module in ("agent", "routes"):

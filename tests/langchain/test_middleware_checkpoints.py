@@ -180,7 +180,7 @@ def test_a_secret_that_a_summary_replaces_is_sent_until_it_is_erased(saver: Any,
         )
         on.ask("What is the passphrase?")
         assert "zebra-9911" in str(on.asked())
-        on.middleware.context("t").erase("secret")
+        on.middleware.context("t").erasure.erase("secret")
         for question in ("What is the passphrase?", "What is the passphrase now?"):
             on.ask(question)
             assert "zebra" not in str(on.asked())

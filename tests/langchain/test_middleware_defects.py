@@ -337,7 +337,7 @@ async def test_9_a_turn_does_not_wait_for_a_summary() -> None:
         chat, agent = agent_with(server, middleware)
         context, events = middleware.context("t"), list[HistoryCompacted]()
         context.subscribe(lambda e: events.append(e) if isinstance(e, HistoryCompacted) else None)
-        tasks: Any = context._engine.ports.tasks
+        tasks: Any = context.handle.engine.ports.tasks
         for number in range(40):
             await turn(agent, number)
             assert server.cancelled == 0, "a turn waited for a summary until it gave it up"

@@ -117,7 +117,9 @@ async def test_compactions_are_told(how: str) -> None:
         model, agent, middleware = agent_on(server)
         direct: list[Any] = []
         middleware.context("t").subscribe(direct.append)
-        middleware.context("t").on_compaction(lambda _: 1 / 0)  # a mistake of the program's: the summary is written
+        middleware.context("t").edit.on_compaction(
+            lambda _: 1 / 0
+        )  # a mistake of the program's: the summary is written
         heard: Any = Heard() if how == "stream" else AsyncHeard()
         streamed: list[Any] = []
         config: Any = {**T, "callbacks": [heard], "metadata": {"customer": "c7"}}

@@ -53,9 +53,9 @@ def test_fallback_in_an_agent(big_first: bool) -> None:
         for agent in (by_small, by_big):
             answer = agent.invoke({"messages": [HumanMessage(LONG)]}, T)["messages"][-1].text
             assert answer.startswith("big has read it"), "the small one cannot take it, the large one can"
-            assert middleware.context("t").rules().context_window == 16_000
+            assert middleware.context("t").policy.context_window == 16_000
         assert by_small.invoke({"messages": [HumanMessage("And now?")]}, T)["messages"][-1].text.startswith("small")
-        assert middleware.context("t").rules().context_window == 2_000
+        assert middleware.context("t").policy.context_window == 2_000
         small.close()
         big.close()
 
@@ -77,7 +77,7 @@ def test_wrapped_models_that_share_a_session(tmp_path: Path, big_first: bool, co
             assert model.invoke([HumanMessage(SHORT)], T).content
         assert small.with_fallbacks([big]).invoke([HumanMessage(LONG)], T).content.startswith("big has read it")
         assert big.with_fallbacks([small]).invoke([HumanMessage(LONG)], T).content.startswith("big has read it")
-        assert (small.context("t").rules().context_window, big.context("t").rules().context_window) == (2_000, 16_000)
+        assert (small.context("t").policy.context_window, big.context("t").policy.context_window) == (2_000, 16_000)
         for each in (small, big, *chats):
             each.close()
 
@@ -122,7 +122,7 @@ def test_a_reply_that_leaves_no_room_for_the_question(tmp_path: Path, make: Any,
         chat.close()
         lowered = with_context(make(server, 400), session_id="s", store=store, context_window=8_000)
         assert lowered.invoke(LONG[:3_000]).text.startswith("it has read it")
-        assert lowered.context().rules().context_window == 8_000
+        assert lowered.context().policy.context_window == 8_000
         lowered.close()
 
 
@@ -149,7 +149,7 @@ def test_a_limit_that_a_client_without_a_status_names() -> None:
     for number in range(12):
         assert chat.invoke(f"{number}. {SHORT}").text == "Fine."
     assert len(model.refused) == 1
-    assert chat.context().rules().context_window == 2_000
+    assert chat.context().policy.context_window == 2_000
 
 
 def test_a_limit_that_means_none_to_the_service_is_its_own(server: ModelServer) -> None:
@@ -207,6 +207,6 @@ async def test_l8_a_limit_belongs_to_the_model_that_answered(inside: bool, how: 
             assert (await ask("SMALL: " + SHORT)).startswith("small")
         assert (await ask(LONG)).startswith("big")
         assert middleware.context("t").usage().budget_tokens == budget
-        assert middleware.context("t").rules().context_window == 16_000
+        assert middleware.context("t").policy.context_window == 16_000
         small.close()
         big.close()

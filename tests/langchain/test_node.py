@@ -38,7 +38,7 @@ def thread(name: str = "t", **more: Any) -> Any:
 
 
 def tokens(node: ContextNode, session: str, messages: Sequence[BaseMessage]) -> int:
-    count = node.context(session).counter.count_text
+    count = node.context(session).handle.counter.count_text
     return sum(count(str(m.content)) for m in messages)
 
 
@@ -316,7 +316,7 @@ def test_a_sub_graph_has_a_session_of_its_own() -> None:
         for text in ("one", "two"):
             app.invoke({"messages": [HumanMessage(text)]}, thread())
         assert [m.text for m in fit.context("t").messages()] == ["one", "answered", "two"]
-        names = fit.context("t").store.sessions("default")
+        names = fit.context("t").handle.store.sessions("default")
         assert [name.partition("|")[0] for name in names] == ["t", "t", "t"]  # the two looks inside, each its own
 
 

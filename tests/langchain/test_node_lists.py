@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, Remove
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from ctxfold import MemoryStore
+from ctxfold import MemoryStore, user
 from ctxfold.errors import EmptyMessagesError
 from langchain_ctx import ContextNode
 
@@ -53,7 +53,7 @@ async def test_edits_and_removals_are_followed(restart: bool, how: str, store_ur
     assert await ask(said) == ["Q0", "BETTER", "REALLY", "A1", "A2", "NEW Q3", "A3", "Q4"]
     said = said[1:]
     assert await ask(said) == ["BETTER", "REALLY", "A1", "A2", "NEW Q3", "A3", "Q4"]
-    assert fit.context("t").store.sessions("default") == ("t",)
+    assert fit.context("t").handle.store.sessions("default") == ("t",)
     await fit.aclose()
 
 
@@ -97,7 +97,7 @@ async def test_a_list_that_was_rewritten_begins_anew(how: str) -> None:
         more = [*other, HumanMessage("On.", id="o"), AIMessage("Yes.", id="y"), HumanMessage("And?", id="n")]
         assert (await shown(fit, more, how))[-3:] == ["On.", "Yes.", "And?"]
         assert [m.text for m in fit.context("t").messages()][-3:] == ["On.", "Yes.", "And?"]
-        names = fit.context("t").store.sessions("default")
+        names = fit.context("t").handle.store.sessions("default")
         assert [n.partition("~")[0] for n in names] == ["t", "t"]
 
 
@@ -118,8 +118,8 @@ async def test_a_note_stays() -> None:
     fit = ContextNode(context_window=8_000, store=store)
     await shown(fit, talk(2))
     context = fit.context("t")
-    await context.aadd(context.user_message("A note."))
-    await context.aadd(context.user_message("STANDING"), visibility="model")
+    await context.aadd(user("A note."))
+    await context.aadd(user("STANDING"), visibility="model")
     said = talk(4)
     said[0] = HumanMessage("EDITED", id="q0")
     found = await shown(fit, said)
@@ -222,7 +222,7 @@ async def test_a_thread_is_erased_with_all_that_was_made_of_it(how: str, store_u
         )
         placed.compile(checkpointer=InMemorySaver()).invoke({"messages": [HumanMessage("albatross", id="q")]}, T)
         fit.invoke([HumanMessage("another thread's", id="x")], {"configurable": {"thread_id": "t2"}})
-        store = fit.context("t").store
+        store = fit.context("t").handle.store
         names = [n for n in store.sessions("default") if n != "t2"]
         assert [len(n) for n in names if "|" not in n] == [1, 10, 10]
         assert "t|ag|q" in names

@@ -88,7 +88,7 @@ async def test_in_a_sub_graph_it_goes_on_with_its_session(how: str) -> None:
 
 
 def names(on: Nodes) -> tuple[str, ...]:
-    return on.fit.context("t|ag|q0").store.sessions("default")
+    return on.fit.context("t|ag|q0").handle.store.sessions("default")
 
 
 def test_tool_rounds_of_one_run_are_one_session() -> None:

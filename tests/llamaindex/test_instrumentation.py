@@ -122,7 +122,7 @@ def test_the_status_of_compactions_is_heard(heard: Heard) -> None:
     memory = CtxMemory.from_defaults("s", token_limit=400)
     talk(memory, 20)
     assert len(heard.of(CompactionStarted)) == len(heard.of(HistoryCompacted)) > 0
-    assert "until the next compaction" in str(memory.context.gauge())
+    assert "until the next compaction" in str(memory.context.explain().gauge)
 
 
 async def test_so_does_an_llm_with_context(heard: Heard, llm: CtxLLM) -> None:

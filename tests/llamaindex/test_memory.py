@@ -83,7 +83,7 @@ async def test_set_replaces_everything_system_messages_too(call: Driver, memory:
 async def test_the_window_fits_and_the_archive_holds_everything(call: Driver, memory: CtxMemory) -> None:
     await talk(call, memory, 80)
     window = await call(memory, "get", "Where is the locker of employee number 3?")
-    tokens = sum(memory.context.counter.count_text(m.content or "") + 4 for m in window)
+    tokens = sum(memory.context.handle.counter.count_text(m.content or "") + 4 for m in window)
     assert tokens <= memory.context.policy.budget_tokens
     everything = await call(memory, "get_all")
     assert len(everything) == 160
@@ -127,7 +127,7 @@ async def test_recall_can_be_off(call: Driver) -> None:
 async def test_the_initial_token_count_is_left_free(call: Driver, memory: CtxMemory) -> None:
     await talk(call, memory, 40)
     window = await call(memory, "get", initial_token_count=900)
-    tokens = sum(memory.context.counter.count_text(m.content or "") for m in window)
+    tokens = sum(memory.context.handle.counter.count_text(m.content or "") for m in window)
     assert tokens <= memory.context.policy.budget_tokens - 900
     with pytest.raises(WindowTooSmallError, match="initial token count is 5000"):
         await call(memory, "get", initial_token_count=5_000)
@@ -235,7 +235,7 @@ async def test_two_memories_on_one_session_see_each_other(call: Driver, tmp_path
 async def test_a_session_written_by_the_engine_reads_as_chat_messages(call: Driver) -> None:
     store = MemoryStore()
     context = AgentContext(session_id="s", store=store, context_window=2_000, system="Be brief.")
-    context.add(context.user_message("hello"))
+    context.add("hello")
     memory = CtxMemory.from_defaults("s", store=store, context_window=2_000)
     assert [(m.role.value, m.content) for m in await call(memory, "get")] == [
         ("system", "Be brief."),
@@ -277,7 +277,7 @@ def test_wrong_settings_say_what_to_do(settings: dict[str, Any], words: str) -> 
 def test_a_tokenizer_function_counts() -> None:
     memory = CtxMemory.from_defaults(token_limit=60, tokenizer_fn=str.split)
     assert len(memory.tokenizer_fn("a b c")) == 3
-    assert memory.context.counter.count_text("a b c") == 3
+    assert memory.context.handle.counter.count_text("a b c") == 3
     assert len(CtxMemory.from_defaults(token_limit=60).tokenizer_fn("hello world")) == 2
 
 

@@ -446,7 +446,7 @@ async def test_references_are_those_of_the_memory() -> None:
             assert noted
             for text in noted:
                 reference = text.partition("archived as ")[2].partition(";")[0]
-                assert memory.context.get(reference).text.startswith(text[:8])
+                assert memory.context.archive.get(reference).text.startswith(text[:8])
         await inner.aclose()
 
 

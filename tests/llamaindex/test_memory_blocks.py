@@ -292,7 +292,7 @@ async def test_blocks_in_order_of_priority_within_the_room() -> None:
         told = beside(window)
         assert "allergic to nuts" in told
         assert told.index("never") < told.index("later")
-        assert memory.context.counter.count_text(told) <= 300
+        assert memory.context.handle.counter.count_text(told) <= 300
 
 
 @pytest.mark.parametrize("limit", [100, 200])

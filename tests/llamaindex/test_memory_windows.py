@@ -27,7 +27,7 @@ def memory() -> Iterator[CtxMemory]:
 
 
 def size(memory: CtxMemory, messages: Sequence[ChatMessage]) -> int:
-    return sum(memory.context.counter.count_text(m.content or "") for m in messages)
+    return sum(memory.context.handle.counter.count_text(m.content or "") for m in messages)
 
 
 def starts_well(messages: Sequence[ChatMessage]) -> bool:

@@ -55,7 +55,7 @@ def test_wrapped_llms_that_share_a_session(tmp_path: Path, big_first: bool, conf
         with pytest.raises(BudgetError):
             small.chat([ChatMessage(LONG)])
         assert big.chat([ChatMessage(LONG)]).message.content
-        assert (small.context().rules().context_window, big.context().rules().context_window) == (2_000, 16_000)
+        assert (small.context().policy.context_window, big.context().policy.context_window) == (2_000, 16_000)
         for llm in inner:
             llm._get_client().close()
         small.close()

@@ -54,7 +54,7 @@ def many(rounds: int) -> list[ChatMessage]:
 
 
 def tokens(memory: CtxMemory, messages: Sequence[ChatMessage]) -> int:
-    return sum(memory.context.counter.count_text(m.content or "") + 4 for m in messages)
+    return sum(memory.context.handle.counter.count_text(m.content or "") + 4 for m in messages)
 
 
 class Writer(CustomLLM):

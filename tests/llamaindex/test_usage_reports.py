@@ -165,7 +165,7 @@ async def test_w9_the_usage_of_a_stream_is_read_in_every_shape(shape: str, face:
         return
     wrapped = with_context(llm, session_id="s")
     await ask(wrapped, "astream_chat" if face.endswith("async") else "stream_chat")  # type: ignore[arg-type]
-    (message,) = wrapped.context().find_by_role("assistant")
+    (message,) = wrapped.context().view().by_role("assistant")
     assert message.usage == expected
     assert wrapped.context().usage().reported == (expected or Usage())
 

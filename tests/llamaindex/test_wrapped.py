@@ -188,7 +188,7 @@ async def test_an_existing_llm_in_a_small_window(kind: str, how: str, store_url:
             assert (message.content or "").startswith(f"I see Q{number:03}")
             thoughts = [b.content for b in message.blocks if isinstance(b, ThinkingBlock)]
             assert thoughts == ["Hm."]
-            kept = chat.context().get(message.additional_kwargs["ctxfold_id"])
+            kept = chat.context().archive.get(message.additional_kwargs["ctxfold_id"])
             assert (kept.text, kept.reasoning) == (message.content, "Hm.")
         usage = chat.context().usage()
         assert usage.turns == 12

@@ -24,7 +24,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "session/context.py",
+        "session/parts.py",
         (
             "a_text_is_asked_like_a_turn",
             "if not is_a(turn_input, TurnInput):",
@@ -429,7 +429,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "session/memory.py",
+        "session/parts.py",
         (
             "a_session_forgets_what_it_does_not_see",
             "[i for i in ids if i in known]",

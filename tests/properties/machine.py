@@ -172,7 +172,7 @@ class Machine:
 
     def check_view(self) -> None:
         view = self.ctx.view()
-        assert view.tokens == sum(self.ctx.counter.count(m) for m in view.messages)
+        assert view.tokens == sum(self.ctx.handle.counter.count(m) for m in view.messages)
         assert_legal(view.messages, open_at_end=bool(view.turn))  # the context shows the open turn that it owns
         assert tuple(m.text for m in view.messages[:2]) == PROMPTS
         ids = [e.id for e in view]
@@ -302,30 +302,30 @@ class Machine:
         new = Message("x", old.role, old.parts)
         if not old.tool_calls and old.role != "tool":
             new = (user if old.role == "user" else assistant)(f"updated {self.name()}", id="x")
-        self.driven.update(at, new)
+        self.driven.edit.update(at, new)
 
     def do_insert(self, op: Op) -> None:
         name = self.name()
         at = op.at % (len(self.ctx.view().live) + 1)
-        self.driven.insert(at, user(f"inserted {name}", id=f"{name}-i"))
+        self.driven.edit.insert(at, user(f"inserted {name}", id=f"{name}-i"))
 
     def do_remove(self, op: Op) -> None:
-        self.driven.remove(self.live(op)[0])
+        self.driven.edit.remove(self.live(op)[0])
 
     def do_pop(self, op: Op) -> None:
-        self.driven.pop()
+        self.driven.edit.pop()
 
     def do_retain(self, op: Op) -> None:
-        self.driven.retain("user" if op.at % 2 else "assistant")
+        self.driven.edit.retain("user" if op.at % 2 else "assistant")
 
     def do_clear(self, op: Op) -> None:
-        self.driven.clear()
+        self.driven.edit.clear()
 
     def do_set(self, op: Op) -> None:
         kept = list(self.ctx.view().live)
         place = op.at % (len(kept) + 1)
         whole = [e.message for e in kept[:place] if e.message.kind == "message" and e.message.role in {"user"}]
-        self.driven.set_messages(whole)
+        self.driven.edit.set_messages(whole)
         assert [e.id for e in self.ctx.view().live] == [m.id for m in whole]
 
     def do_compact(self, op: Op) -> None:

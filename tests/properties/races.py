@@ -209,17 +209,21 @@ class Race:
         said = [m for m in ctx.view().messages if m.kind == "message" and m.role != "tool" and not m.tool_calls]
         some = said[op.words % len(said)] if said else None
         match op.kind:
-            case "compact" | "undo" | "clear":
+            case "clear":
+                await ctx.edit.aclear()
+            case "compact" | "undo":
                 await getattr(ctx, f"a{op.kind}")()
             case "read":
                 await ctx.amessages()
             case "insert":
-                await ctx.ainsert(0, user("inserted", id=f"{name}-i"))
+                await ctx.edit.ainsert(0, user("inserted", id=f"{name}-i"))
             case "update" if some is not None:
                 changed = user if some.role == "user" else assistant
-                await ctx.aupdate(some.id, changed(f"changed {name}", id="x"))
-            case "remove" | "pin" if some is not None:
-                await getattr(ctx, f"a{op.kind}")(some.id)
+                await ctx.edit.aupdate(some.id, changed(f"changed {name}", id="x"))
+            case "remove" if some is not None:
+                await ctx.edit.aremove(some.id)
+            case "pin" if some is not None:
+                await ctx.apin(some.id)
             case _:
                 pass
 

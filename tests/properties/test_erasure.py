@@ -43,7 +43,7 @@ def test_any_message_of_any_session(ops: list[Op], window: int, summarizer: str,
 
 
 def _erase(ctx: Any, store: Any, chosen: list[str], before: tuple[Any, ...]) -> None:
-    gone = set(ctx.erase(*chosen).ids)
+    gone = set(ctx.erasure.erase(*chosen).ids)
     assert gone >= set(chosen)
     left, told = [m.id for m in before if m.id not in gone], [m.id for m in ctx.messages()]
     # an answer whose question is erased belongs to the question before it, and an open turn stands behind that

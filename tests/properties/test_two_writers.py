@@ -91,29 +91,35 @@ class Two:
                 waiting, self.waiting[who] = self.waiting[who], ()
                 self.answer = "done"
                 for message in waiting:
-                    ctx.send([ctx.tool_message(c.id, "found " * size) for c in message.tool_calls])
+                    ctx.send([tool_result(c.id, "found " * size) for c in message.tool_calls])
             case "readd":
                 kept = [m for m in list(self.stored.values())[-12:] if m.role != "tool" and not m.tool_calls]
                 ctx.add(kept[size % 5 :] or self.said(size))
             case "update" if some is not None and some.role in ("user", "assistant") and not some.tool_calls:
-                ctx.update(size % len(live), (user if some.role == "user" else assistant)("changed", id="x"))
-            case "pin" | "remove" if some is not None:
-                getattr(ctx, op)(some.id)
+                ctx.edit.update(size % len(live), (user if some.role == "user" else assistant)("changed", id="x"))
+            case "pin" if some is not None:
+                ctx.pin(some.id)
+            case "remove" if some is not None:
+                ctx.edit.remove(some.id)
             case "insert":
-                ctx.insert(size % (len(live) + 1), self.said(0)[0])
+                ctx.edit.insert(size % (len(live) + 1), self.said(0)[0])
             case "restore" if self.stored:
                 ctx.restore(list(self.stored)[size % len(self.stored)])
             case "set":
-                ctx.set_messages([*ctx.messages()[1 : size % 4 : 2], *self.said(size)[:: 1 if size % 4 == 0 else 9]])
+                ctx.edit.set_messages(
+                    [*ctx.messages()[1 : size % 4 : 2], *self.said(size)[:: 1 if size % 4 == 0 else 9]]
+                )
             case "revise":
-                ctx.revise(lambda messages: [m for m in messages if m.role == "user"][size % 4 :])
+                ctx.edit.revise(lambda messages: [m for m in messages if m.role == "user"][size % 4 :])
             case "shrink":
                 ctx.set_policy(context_window=WINDOWS[size % 3])
             case "fork":
                 self.check(ctx.fork(f"fork {self.number} {size}"))
             case "reopen":
                 self.handles[who] = self.opened()
-            case "compact" | "undo" | "clear":
+            case "clear":
+                ctx.edit.clear()
+            case "compact" | "undo":
                 getattr(ctx, op)()
             case _:
                 pass
@@ -141,4 +147,4 @@ def test_two_writers_leave_one_legal_session(taken: list[tuple[int, str, int]], 
     fresh = two.opened()
     two.check_same(two.handles[0], fresh)
     for message_id in two.stored:
-        assert fresh.get(message_id).id == message_id
+        assert fresh.archive.get(message_id).id == message_id

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ctxfold import AgentContext
+from ctxfold import AgentContext, tool_result
 from tests.realmodel.llama import ANSWER, CALL, ENDLESS, LlamaServer
 from tests.realmodel.test_server import WEATHER
 
@@ -94,7 +94,7 @@ def test_a_tool_round_inside_a_session(llama: LlamaServer) -> None:
             "How is the weather?", tools=(WEATHER,), tool_choice="required", max_tokens=200, temperature=0.0, extra=CALL
         )
         (call,) = reply.message.tool_calls
-        context.send([context.tool_message(call.id, "rain, 4 degrees")], tools=(WEATHER,), **OPTIONS)
+        context.send([tool_result(call.id, "rain, 4 degrees")], tools=(WEATHER,), **OPTIONS)
         assert [m.role for m in context.view().messages] == ["user", "assistant", "tool", "assistant"]
 
 

@@ -113,7 +113,7 @@ def test_search_finds_words_of_every_script(make: Make, half: int) -> None:
     assert first / len(ASKED) >= 0.9, first
     assert all(any(h.message_id == f"s{place}" for h in hits) for place, hits in enumerate(found))
     assert found[0][0].excerpt == SAID[0]
-    assert ctx.get(found[0][0].reference) == said(0)[0]
+    assert ctx.archive.get(found[0][0].reference) == said(0)[0]
 
 
 def test_every_store_ranks_alike(tmp_path: Path, postgres_url: str) -> None:
@@ -134,7 +134,7 @@ def test_search_finds_excerpts_calls_and_nothing(make: Make) -> None:
     ctx.add([user("go", id="g"), assistant("", id="t", calls=[call("c", '{"city": "Kyoto"}')])])
     ctx.add([tool_result("c", big, id="r"), assistant("done", id="z")])
     assert [h.message_id for h in ctx.search("needle 77-B")] == ["r"]
-    assert "needle is 77-B" in ctx.get(ctx.search("needle")[0].reference).text
+    assert "needle is 77-B" in ctx.archive.get(ctx.search("needle")[0].reference).text
     assert ctx.search("Kyoto")[0].excerpt == 'look({"city": "Kyoto"})'
     assert ctx.search("nothing of the kind") == ()
     assert ctx.search("") == ctx.search("needle", limit=0) == ()
@@ -160,7 +160,7 @@ def test_restore_brings_originals_back_at_the_tail(make: Make) -> None:
     ctx.add([*turns(2), user("go", id="g"), *tool_round("t", calls=2), assistant("ok", id="z"), *turns(10, start=2)])
     ctx.compact(force=True)
     before = ctx.view()
-    gone = ctx.explain_message("t-r1")
+    gone = ctx.archive.explain("t-r1")
     assert gone.where == "compacted"
     assert gone.summaries == (before.compressed[0].id,)
     back = ctx.restore("t-r1", "u0", "u11")
@@ -169,13 +169,13 @@ def test_restore_brings_originals_back_at_the_tail(make: Make) -> None:
     assert_legal(ctx.view().messages)
     assert [e.messages for e in events if isinstance(e, MessagesRestored)] == [back]
     assert ctx.restore("u0") == ()
-    assert ctx.get(gone.reference) == ctx.get("t-r1")
+    assert ctx.archive.get(gone.reference) == ctx.archive.get("t-r1")
     assert "u0" not in ctx.window(recall=True, question="question 0").recalled
     ctx.undo()
     assert ctx.view().messages == before.messages
     ctx.restore("u0")
     ctx.add(turns(8, start=30, words=60))
-    assert ctx.get("u0") == turns(1)[0]
+    assert ctx.archive.get("u0") == turns(1)[0]
     with pytest.raises(MessageNotFoundError, match="never"):
         ctx.restore("never")
 
@@ -186,7 +186,7 @@ def test_restore_keeps_a_round_in_order_whichever_message_was_updated(make: Make
     round_of_two = tool_round("t", calls=2)
     ctx.add([*turns(1), user("go", id="g"), *round_of_two, assistant("ok", id="z"), *turns(1, start=1)])
     place = [e.id for e in ctx.view().live].index(updated)
-    ctx.update(place, ctx.view().live[place].message)
+    ctx.edit.update(place, ctx.view().live[place].message)
     ctx.add(turns(10, start=2))
     ctx.compact(force=True)
     assert [m.id for m in ctx.restore("t-r1", "u0")] == ["u0", *(m.id for m in round_of_two)]
@@ -237,34 +237,34 @@ def test_restore_checks_the_budget_first(make: Make) -> None:
 def test_the_newest_version_is_what_is_archived(make: Make) -> None:
     ctx = make(context_window=2_000)
     ctx.add(turns(12))
-    ctx.update(0, user("corrected once", id="x"))
-    ctx.update(0, user("corrected twice", id="x"))
+    ctx.edit.update(0, user("corrected once", id="x"))
+    ctx.edit.update(0, user("corrected twice", id="x"))
     ctx.add(turns(1))  # a caller's own list still has the first version
     ctx.compact(force=True)
-    assert ctx.explain_message("u0").where == "compacted"
-    assert ctx.get("u0").text == "corrected twice"
+    assert ctx.archive.explain("u0").where == "compacted"
+    assert ctx.archive.get("u0").text == "corrected twice"
     assert ctx.search("corrected")[0].message_id == "u0"
     assert ctx.restore("u0")[0].text == "corrected twice"
     for _ in range(3):
         ctx.undo()
-    assert ctx.get("u0").text == "corrected once"
+    assert ctx.archive.get("u0").text == "corrected once"
 
 
 def test_what_was_removed_may_come_again(make: Make) -> None:
     store = MemoryStore()
     ctx = make(store=store)
     ctx.add(turns(3))
-    ctx.pop()
-    ctx.remove(0)
-    assert ctx.explain_message("u0").where == "removed"
+    ctx.edit.pop()
+    ctx.edit.remove(0)
+    assert ctx.archive.explain("u0").where == "removed"
     again = context(store=store)  # opened anew: the state is folded from the log
     again.add([user("other words", id="u0"), turns(3)[-1]])
     assert [m.id for m in again.view().messages] == ["a0", "u1", "a1", "u2", "u0", "a2"]
-    assert again.get("u0").text == "other words"
+    assert again.archive.get("u0").text == "other words"
     assert again.add(user("other words", id="u0")).messages == ()
     with pytest.raises(MessageError, match="other content"):
         again.add(user("once more other words", id="u0"))
-    ctx.insert(0, turns(1)[0])
+    ctx.edit.insert(0, turns(1)[0])
     assert ctx.view().messages[-2].id == "u0"
 
 
@@ -293,10 +293,10 @@ def test_a_fork_goes_on_from_a_message(make: Make) -> None:
     for forked in (whole, past):
         for seq in range(1, 12):
             try:
-                expected = ctx.get(f"#{seq}")
+                expected = ctx.archive.get(f"#{seq}")
             except MessageNotFoundError:
                 continue
-            assert forked.get(f"#{seq}") == expected
+            assert forked.archive.get(f"#{seq}") == expected
     past.send("and now")
     assert past.owner == ctx.owner
     assert "and now" not in [m.text for m in ctx.view().messages]

@@ -200,7 +200,7 @@ def test_an_erasure_removes_vectors(url: str, make: Make) -> None:
         before = store.vectors(KEY, embedder)
         (erased,) = (record.seq for record in store.find(KEY, ["m:m1"]))
         assert erased in before
-        ctx.erase("m1")
+        ctx.erasure.erase("m1")
         left = store.vectors(KEY, embedder)
         assert erased not in left
         assert left.items() <= before.items()
@@ -371,7 +371,7 @@ def test_vectors_of_an_erased_log_are_none_of_the_one_that_follows(anywhere: Any
     for number in range(10):
         one.add(turns(2, start=70 + 2 * number))
         assert "crimson" in recalled(one)
-    two.erase_session()
+    two.erasure.erase_session()
     again = opened(make, anywhere, Counting())
     again.add([user("Good morning.", id="n0"), assistant("Good morning.", id="n1")])
     again.add(
@@ -386,10 +386,10 @@ def test_no_vector_of_an_erased_message_stays_in_memory(anywhere: Any, make: Mak
     embedder = Counting()
     one, two = filled(make, anywhere, embedder), opened(make, anywhere, Counting())
     assert "crimson" in recalled(one)
-    seq = next(r.seq for r in one.ctx.store.find(KEY, ["m:m1"]))
+    seq = next(r.seq for r in one.ctx.handle.store.find(KEY, ["m:m1"]))
     assert (seq, 0) in opened_session(one.ctx).vectors
     embedder.asked.clear()
-    two.erase("m1")
+    two.erasure.erase("m1")
     recalled(one)
     assert (seq, 0) not in opened_session(one.ctx).vectors
     assert embedder.messages == [], "the others are in the store"

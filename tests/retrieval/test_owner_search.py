@@ -42,7 +42,7 @@ def ask(request: pytest.FixtureRequest) -> Generator[Callable[..., tuple[Any, ..
     """Runs `search_owner` of a context, or its async form on a loop."""
     with asyncio.Runner() as runner:
         driver = runner if request.param == "async" else None
-        yield lambda ctx, *args, **kwargs: Driven(ctx, driver).search_owner(*args, **kwargs)
+        yield lambda ctx, *args, **kwargs: Driven(ctx, driver).archive.search_owner(*args, **kwargs)
 
 
 def exchange(place: int) -> list[Message]:
@@ -80,7 +80,7 @@ def test_a_hit_says_where_and_when(store: Store, ask: Callable[..., Any]) -> Non
         place = int(hit.message_id[1:])
         assert (hit.session, hit.role) == (NAMES[place // 10], "user")
         assert "staging" in hit.excerpt
-        assert ctx.at(hit.session).get(hit.reference).id == hit.message_id
+        assert ctx.at(hit.session).archive.get(hit.reference).id == hit.message_id
         assert abs(hit.at_s - datetime.now(UTC).timestamp()) < 3_600
         own = ctx.at(hit.session).search("staging port")[0]
         assert (own.session, own.at_s, own.excerpt) == (hit.session, hit.at_s, hit.excerpt)
@@ -92,7 +92,7 @@ def test_other_owners_are_never_searched(store: Store, ask: Callable[..., Any]) 
         with context(store=store, owner=owner, session_id=session) as other:
             other.add(user(secret, id="secret"))
             other.add(assistant("noted", id="n"))
-            other.clear()  # archived: in the index of the store
+            other.edit.clear()  # archived: in the index of the store
             other.add(user(f"{secret}, once more", id="again"))
     with split(store) as ctx:
         assert not ask(ctx, "vault combination 9921")
@@ -106,14 +106,14 @@ def test_erased_messages_are_not_found(store: Store, ask: Callable[..., Any]) ->
     with split(store) as ctx:
         compacted, live = ask(ctx, "door code north entrance")[0], ask(ctx, "hall 39")[0]
         assert (compacted.session, live.session) == ("a", "d")
-        ctx.at("a").erase(compacted.message_id)
-        ctx.at("d").erase(live.message_id)
+        ctx.at("a").erasure.erase(compacted.message_id)
+        ctx.at("d").erasure.erase(live.message_id)
         found = {h.message_id for query in ("door code north entrance", "hall 39") for h in ask(ctx, query, 100)}
         assert found
         assert not found & {compacted.message_id, live.message_id}
-        ctx.at("d").erase_session()
+        ctx.at("d").erasure.erase_session()
         assert {h.session for h in ask(ctx, "word", 100)} == {"a", "b", "c"}
-        ctx.erase_owner()
+        ctx.erasure.erase_owner()
         assert not ask(ctx, "word", 100)
 
 
@@ -170,9 +170,9 @@ def test_what_is_no_filter_is_refused() -> None:
             {"limit": 0},
         ):
             with pytest.raises(ConfigError):
-                ctx.search_owner("word", **wrong)
+                ctx.archive.search_owner("word", **wrong)
         with pytest.raises(UnknownRoleError, match="role is 'robot'"):
-            ctx.search_owner("word", roles=["robot"])
+            ctx.archive.search_owner("word", roles=["robot"])
 
 
 def test_a_fork_adds_no_second_hit(store: Store, ask: Callable[..., Any]) -> None:
@@ -216,9 +216,9 @@ class Counting(SqlStore):
 def test_a_sql_store_is_asked_once_for_all_sessions(tmp_path: Path) -> None:
     with Counting(f"sqlite:///{tmp_path}/a.db") as store, split(store) as ctx:
         store.asked.clear()
-        assert ctx.search_owner("staging port")
+        assert ctx.archive.search_owner("staging port")
         assert store.asked == ["owner"]
-        assert ctx.search_owner("word", sessions=["c"])
+        assert ctx.archive.search_owner("word", sessions=["c"])
         assert store.asked == ["owner", "session"]
 
 
@@ -226,13 +226,13 @@ def test_of_a_frequent_word_the_newest_count() -> None:
     """Of so many sessions that only 64 hits of each are read, those are the newest, and rare words lose nothing."""
     with MemoryStore() as store, context(store=store, owner="ann", session_id="s0", context_window=100_000) as ctx:
         ctx.add([user("rare beginning, common", id="first"), *(user(f"common {n}", id=f"m{n}") for n in range(200))])
-        ctx.clear()
-        assert len(ctx.search_owner("common", 500)) == 201
+        ctx.edit.clear()
+        assert len(ctx.archive.search_owner("common", 500)) == 201
         for n in range(1, 1_100):
             store.append(SessionKey("ann", f"s{n}"), ())
-        found = ctx.search_owner("common", 500)
+        found = ctx.archive.search_owner("common", 500)
         assert {h.message_id for h in found} == {f"m{n}" for n in range(136, 200)}
-        first, second = ctx.search_owner("rare common", 2)
+        first, second = ctx.archive.search_owner("rare common", 2)
         assert first.message_id == "first"
         assert second.score < 0.1 < first.score  # nearly every message has the common word, unread ones too
 

@@ -213,7 +213,7 @@ def test_the_neighbour_of_a_hit_that_was_never_archived_is_not_recalled() -> Non
     with context() as ctx:
         add_days(ctx, "early")
         ctx.add([user("Which zebra do you mean?", id="z"), assistant("The one with a torn ear.", id="answer")])
-        ctx.remove("answer")
+        ctx.edit.remove("answer")
         add_days(ctx, "late")
         assert not any("torn ear" in line for line in recalled(ctx, "Tell me of the zebra."))
 
@@ -842,7 +842,7 @@ def test_what_points_back_to_a_message_in_the_window_is_not_recalled_for_it() ->
     with context() as ctx:
         add_days(ctx, "early")
         ctx.add([user("The zebra has a torn ear.", id="z"), assistant("She slept all day in the sun.", id="she")])
-        ctx.remove("she")
+        ctx.edit.remove("she")
         add_days(ctx, "late")
         assert not any("slept all day" in line for line in recalled(ctx, "Tell me of the zebra."))
 
@@ -960,7 +960,7 @@ def test_an_edit_takes_the_older_version_of_a_message_out_of_recall() -> None:
         ctx.add([user("Read the report.", id="u"), assistant("", id="a", calls=[ToolCallPart("c", "read", "{}")])])
         ctx.add([tool_result("c", report(7741), id="r"), assistant("Read.", id="z")])
         assert "7741" in ctx.window(recall=True, question=question).recalled
-        ctx.update("r", tool_result("c", report(9035), id="r"))
+        ctx.edit.update("r", tool_result("c", report(9035), id="r"))
         recalled = ctx.window(recall=True, question=question).recalled
         assert "9035" in recalled
         assert "7741" not in recalled

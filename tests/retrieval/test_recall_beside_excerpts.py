@@ -238,9 +238,9 @@ def test_an_excerpt_is_found_where_another_thread_stores_a_part_of_a_file(make: 
     messages = reads(1, times=8)
     whole = make(context_window=100_000)
     whole.add(messages)
-    whole.export_jsonl(path, zone="window")
+    whole.files.export_jsonl(path, zone="window")
     store.meanwhile = lambda: ctx.ctx.add(messages[:1])
-    ctx.import_jsonl(path)
+    ctx.files.import_jsonl(path)
     assert store.meanwhile is None
     assert [m.id for m in ctx.messages()] == ["u1", "t1", "r1", "a1"]
     assert [hit.message_id for hit in ctx.search("step_60 1420")] == ["r1"]
@@ -252,7 +252,7 @@ def test_the_originals_of_excerpts_are_found_in_a_conversation_that_was_set(make
     ctx = make(context_window=2_000)
     begin = [user("Hello.", id="u"), assistant("Hello.", id="a")]
     ctx.add(begin)
-    ctx.set_messages([*begin, *reads(1, times=8)], prompts=True, recognise=recognise)
+    ctx.edit.set_messages([*begin, *reads(1, times=8)], prompts=True, recognise=recognise)
     assert "step_60" not in next(m.text for m in ctx.window().messages if m.id == "r1"), "the output is an excerpt"
     assert [hit.message_id for hit in ctx.search("step_60")] == ["r1"]
     assert "1420: def step_60(value)" in ctx.window(recall=True, question="Where does step_60 of heron begin?").recalled

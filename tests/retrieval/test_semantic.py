@@ -82,14 +82,14 @@ def test_an_erased_message_is_not_found(make: Make) -> None:
     ctx = told(make, Meanings())
     question = "Which color has the vehicle?"
     assert "crimson" in ctx.window(recall=True, question=question).recalled
-    ctx.erase("m1")
+    ctx.erasure.erase("m1")
     assert "crimson" not in ctx.window(recall=True, question="What color has the vehicle?").recalled
 
 
 def test_what_was_taken_out_by_hand_is_not_found(make: Make) -> None:
     ctx = make(None, context_window=2_000, embedder=Meanings())
     ctx.add([user("My automobile is crimson.", id="m1"), assistant("Nice.", id="m2"), *turns(8)])
-    ctx.remove(0)
+    ctx.edit.remove(0)
     ctx.compact(force=True)
     assert "crimson" not in ctx.window(recall=True, question="Which color has the vehicle?").recalled
 

@@ -47,7 +47,7 @@ def talked(
     }
     ctx = make(backend, **given)
     number = 0
-    while number < visits or ctx.view().tokens < fill * ctx.gauge().budget_tokens:
+    while number < visits or ctx.view().tokens < fill * ctx.explain().gauge.budget_tokens:
         ctx.add(said(number))
         number += 1
     return ctx
@@ -65,7 +65,7 @@ def shown_ids(request: Any) -> list[str]:
 
 def test_older_messages_give_way_where_few_long_messages_would_find_room(make: Make) -> None:
     ctx = talked(make, fill=0.58)
-    gauge, question = ctx.gauge(), old_question(ctx)
+    gauge, question = ctx.explain().gauge, old_question(ctx)
     free = gauge.budget_tokens - ctx.view().tokens
     assert 0.4 * 0.7 * gauge.budget_tokens < free - 100 < free < 0.7 * gauge.budget_tokens, "not all of its share"
     assert len(shown_ids(ctx.window(recall=True, question=question))) < len(ctx.view().messages)
@@ -190,7 +190,7 @@ def free_and_kept(make: Make, window: int, newest: Sequence[Any] = (), **options
     ctx = talked(make, said=told_then_walked, visits=TOLD + window // 10, context_window=window, recall_ratio=0.95)
     if newest:
         ctx.add([*newest, assistant("It rains.", id="done")])
-    live, budget = {e.id: e.tokens for e in ctx.view().live}, ctx.gauge().budget_tokens
+    live, budget = {e.id: e.tokens for e in ctx.view().live}, ctx.explain().gauge.budget_tokens
     request = ctx.window(recall=True, question=ABOUT_THE_BEGINNING, **options)
     shown = [live[i] for i in shown_ids(request) if i in live]
     assert request.recalled
@@ -215,7 +215,7 @@ def test_the_larger_the_window_the_more_of_the_tail_stays(make: Make) -> None:
 
 def test_where_1600_tokens_are_free_nothing_gives_way(make: Make) -> None:
     ctx = talked(make, said=told_then_walked, visits=TOLD + 400, fill=0.72, context_window=8_000)
-    gauge = ctx.gauge()
+    gauge = ctx.explain().gauge
     assert 1_600 < gauge.budget_tokens - ctx.view().tokens < 2_000 < 0.7 * gauge.budget_tokens
     request = ctx.window(recall=True, question=ABOUT_THE_BEGINNING)
     assert request.recalled

@@ -66,13 +66,13 @@ def test_no_text_adds_or_removes_a_pin_a_rule_a_role_or_a_memory(name: str, harm
     with ctx:
         sent = backend.requests[-1].messages
         assert shape(sent) == roles
-        assert list(ctx.store.sessions("default")) == ["default"]
+        assert list(ctx.handle.store.sessions("default")) == ["default"]
         assert next(m.text for m in sent if m.role == "system") == "Be kind."
         assert any(m.id == "rule" and m.text == RULE for m in sent), "the rule stands, word for word"
         pinned = [b.id for b in ctx.explain().blocks if b.why == "pinned"]
         assert pinned == [b.id for b in calm.explain().blocks if b.why == "pinned"] == ["rule"]
         assert ctx.memory.list(everything=True) == ()
-        assert ctx.rules() == calm.rules()
+        assert ctx.policy == calm.policy
         for section in (m for m in sent if m.kind == "section"):
             assert_is_data(section.text)
 

@@ -118,7 +118,7 @@ def test_sources_have_to_be_there_so_that_erasure_finds_the_item(make: Make) -> 
     with pytest.raises(MessageNotFoundError):
         memory.add("facts", "lives in Berlin", sources=["m9"])
     memory.add("facts", "lives in Berlin", sources=["m1"])
-    ctx.erase("m1")
+    ctx.erasure.erase("m1")
     assert memory.list(everything=True) == ()
 
 
@@ -151,9 +151,9 @@ def test_each_kind_has_its_section(make: Make, kind: str, tmp_path: Path) -> Non
     place = next(i for i, m in enumerate(sent) if m.kind == "section")
     assert sent[place + 1].text == "When does Ann renew the certificate?"
     limit = int(memory_section(kind).share_ratio * 8_000)
-    assert sum(ctx.counter.count(m) for m in sent if m.kind == "section") <= limit
+    assert sum(ctx.handle.counter.count(m) for m in sent if m.kind == "section") <= limit
     block = next(b for b in ctx.explain().blocks if b.id == sent[place].id)
-    assert block.tokens == ctx.counter.count(sent[place])
+    assert block.tokens == ctx.handle.counter.count(sent[place])
     ctx.compact(force=True)
     ctx.send("And when does Ann renew the other certificate?")
     assert text_of(backend.requests[-1].messages).count("Ann renews the Acme certificate") == 1

@@ -61,7 +61,7 @@ def test_what_a_source_finds_stands_right_before_the_question_as_data(make: Make
     assert (asked[0].text, asked[0].session, asked[0].owner) == ("Where is the key?", "s", "default")
     assert asked[0].budget_tokens == 640, "8 % of 8,000"
     assert told == [SectionInjected("s", "documents", 2, told[0].tokens, "tail")]
-    assert told[0].tokens == ctx.counter.count(sent[1])
+    assert told[0].tokens == ctx.handle.counter.count(sent[1])
 
 
 def test_only_what_is_not_there_yet_is_put_in_and_the_prefix_holds(make: Make) -> None:
@@ -299,12 +299,12 @@ def test_shares_and_the_room_that_is_left_are_kept(make: Make) -> None:
     sections = [Section(k, lambda _: lines, share=0.3) for k in ("documents", "code")]
     ctx = make(backend, context_window=10_000, sections=sections)
     ctx.send("question")
-    sizes = [ctx.counter.count(m) for m in backend.requests[0].messages if m.kind == "section"]
+    sizes = [ctx.handle.counter.count(m) for m in backend.requests[0].messages if m.kind == "section"]
     assert len(sizes) == 2
     assert all(2_200 < size <= 2_400 for size in sizes)
     told = events_of(ctx, SectionSkipped, SectionInjected)
     ctx.send("question two")
-    assert sum(ctx.counter.count(m) for m in backend.requests[1].messages if m.kind == "section") <= 4_800
+    assert sum(ctx.handle.counter.count(m) for m in backend.requests[1].messages if m.kind == "section") <= 4_800
     assert len(told) <= 2, "the share is per epoch"
 
 
@@ -416,7 +416,7 @@ def test_a_required_section_stands_whole_in_every_request(make: Make, window: in
         request = backend.requests[-1].messages
         assert "Rule 23: answer number 23 politely" in text_of(request)
         assert LONG.format(i) in [m.text for m in request]
-        assert ctx.counter.count_all(request) <= ctx.policy.budget_tokens
+        assert ctx.handle.counter.count_all(request) <= ctx.policy.budget_tokens
     assert ctx.usage().compactions
 
 
@@ -435,7 +435,7 @@ def test_a_required_section_is_stored_once_an_epoch_where_reasoning_is_bound_to_
     assert ctx.usage().compactions
     for request in backend.requests:
         assert text_of(request.messages).count("Rule 23: answer number 23 politely") == 1
-        assert ctx.counter.count_all(request.messages) <= ctx.policy.budget_tokens
+        assert ctx.handle.counter.count_all(request.messages) <= ctx.policy.budget_tokens
 
 
 def test_a_required_section_that_cannot_fit_is_an_error_and_the_turn_is_not_stored(make: Make) -> None:

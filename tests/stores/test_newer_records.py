@@ -107,7 +107,7 @@ def test_v2_a_snapshot_of_a_newer_release_is_passed_over(what: str, erases: bool
             assert list(ctx.messages()) == before
             assert ctx.send("go on").message.text
             if erases:
-                ctx.erase("u3")
+                ctx.erasure.erase("u3")
         with talk(store) as again:
             assert [m.id for m in again.messages()][:3] == ["u0", "a0", "u1"]
             assert ("u3" in [m.id for m in again.messages()]) != erases
@@ -193,11 +193,11 @@ def use(url: str) -> list[Message]:
     with SqlStore(url) as store, talk(store) as ctx:
         told = list(ctx.messages())
         ctx.search("question item")
-        ctx.inspect()
+        ctx.archive.inspect()
         store.memories("default", everything=True)
         ctx.send("go on")
         ctx.compact(force=True)
-        ctx.prune(Retention(max_messages=1_000))
+        ctx.erasure.prune(Retention(max_messages=1_000))
         return told
 
 

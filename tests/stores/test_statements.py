@@ -257,12 +257,12 @@ def use_everything(url: str, **options: Any) -> None:
                 ctx.add([user(f"question {n} " + "word " * 20, id=f"u{n}"), assistant("noted " * 10, id=f"a{n}")])
             ctx.compact()
             assert ctx.search("question 3")
-            assert ctx.search_owner("question 3")
+            assert ctx.archive.search_owner("question 3")
             ctx.undo()
             ctx.fork("branch")
-            ctx.erase("u3")
-            ctx.prune(Retention(max_messages=10))
-            assert ctx.inspect().turns
+            ctx.erasure.erase("u3")
+            ctx.erasure.prune(Retention(max_messages=10))
+            assert ctx.archive.inspect().turns
             store.erase((), gone=[SHORT])
             assert store.erase_owner(ctx.owner)
         store.erase_owner("ann")

@@ -108,11 +108,11 @@ def test_sessions_go_on_when_the_answers_to_commits_are_lost(schema: str, proxy:
         ctx.pin("p")
         once(COMMIT, proxy)
         ctx.fork("branch")
-        assert ctx.forks() == ("branch",)
+        assert ctx.archive.forks() == ("branch",)
         cuts = proxy.cuts
         first = ctx.messages()[0].id
         once(COMMIT, proxy)
-        erased = ctx.erase("#1")
+        erased = ctx.erasure.erase("#1")
         assert erased.ids == (first,)
         assert erased.sessions == ("default", "branch")
         assert proxy.cuts == cuts + 1
@@ -305,7 +305,7 @@ def test_damaged_pages_are_typed_errors(tmp_path: Path, at: int) -> None:
         AgentContext(store=store, context_window=4_000, counter=RatioCounter()) as ctx,
     ):
         for n in range(60):
-            ctx.add(ctx.user_message(f"a confidential text {n} " * 10))
+            ctx.add(user(f"a confidential text {n} " * 10))
     data = bytearray(path.read_bytes())
     hits = [data.find(word) for word in (b"ctxfold_records", b"CREATE", b"sqlite_autoindex")]
     place = hits[at] if at < 3 else data.rfind(b"a confidential text 4") + 30 * (at - 3)

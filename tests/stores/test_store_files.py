@@ -40,7 +40,7 @@ def test_v8_a_record_of_another_era_is_shown(at_s: float, tmp_path: Path) -> Non
     with SqlStore(url) as store, context(store=store, session_id="s") as ctx:
         ctx.add(user("hello", id="u"))
         store.append(SessionKey("default", "s"), [Draft("m:far", MessageAdded(user("far away", id="far")), None, at_s)])
-        assert "far away" in str(ctx.inspect().page())
+        assert "far away" in str(ctx.archive.inspect().page())
     for command in (["sessions"], ["search", "s", "far"], ["inspect", "s"], ["show", "s"], ["window", "s"]):
         done = CliRunner().invoke(app, [*command, "--store", url])
         assert done.exit_code == 0, done.output

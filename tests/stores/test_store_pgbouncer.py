@@ -90,8 +90,8 @@ def test_nothing_stays_behind_in_the_server_session(single: str) -> None:
         assert ctx.usage().compactions > 0
         assert ctx.search("question 3")
         store.lease(SessionKey("ann", "s"), "work", "me", now_s=0.0, ttl_s=10)
-        ctx.erase("#1")
-        assert ctx.forks() == ()
+        ctx.erasure.erase("#1")
+        assert ctx.archive.forks() == ()
         with psycopg.connect(single, autocommit=True, prepare_threshold=None) as same:
             row = same.execute(
                 "SELECT current_setting('lock_timeout'), current_setting('enable_seqscan'), "

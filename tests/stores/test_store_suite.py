@@ -75,7 +75,7 @@ def test_an_outside_store_keeps_a_conversation(tmp_path: Path) -> None:
         with AgentContext(ScriptedBackend(["again"]), store=store, context_window=8_000) as ctx:
             assert ctx.send("hi").message.text == "again"
             assert [m.text for m in ctx.messages()] == ["The blue key opens the shed.", "hello", "hi", "again"]
-            ctx.erase("#1")
+            ctx.erasure.erase("#1")
             assert ctx.search("blue key") == ()
 
 

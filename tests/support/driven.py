@@ -6,20 +6,22 @@ import asyncio
 from typing import Any
 
 from ctxfold import AgentContext, Message, ScriptedBackend, ToolCallPart, assistant, tool_result, user
+from ctxfold.effects import FlowMethods
 from ctxfold.tokens.text import RatioCounter
 
 
 class Driven:
-    """A context whose methods are called sync or async; streams come back as lists of events."""
+    """A context, or a part of one, whose methods are called sync or async; streams come back as lists of events."""
 
-    def __init__(self, ctx: AgentContext, runner: asyncio.Runner | None) -> None:
+    def __init__(self, ctx: Any, runner: asyncio.Runner | None) -> None:
         self.ctx = ctx
         self._runner = runner
 
     def __getattr__(self, name: str) -> Any:
-        twin = getattr(type(self.ctx), f"a{name}", None)
+        twin = getattr(self.ctx, f"a{name}", None)
         if self._runner is None or twin is None:
-            return getattr(self.ctx, name)
+            found = getattr(self.ctx, name)
+            return Driven(found, self._runner) if isinstance(found, FlowMethods) else found
 
         def call(*args: Any, **kwargs: Any) -> Any:
             async def awaited() -> Any:
@@ -38,7 +40,7 @@ class Driven:
             for event in stream:
                 events.append(event)
                 if stop_after is not None and len(events) >= stop_after:
-                    stream.close()  # type: ignore[attr-defined]
+                    stream.close()
                     break
             return events
 
@@ -47,7 +49,7 @@ class Driven:
             async for event in stream:
                 events.append(event)
                 if stop_after is not None and len(events) >= stop_after:
-                    await stream.aclose()  # type: ignore[attr-defined]
+                    await stream.aclose()
                     break
 
         self._runner.run(read())

@@ -12,7 +12,7 @@ from ctxfold.state import Session
 
 def opened(context: AgentContext, key: SessionKey | None = None) -> Session:
     """Returns the open session of a context, or of another key of its engine."""
-    engine, own_key = context._engine, context._key  # pyright: ignore[reportPrivateUsage]
+    engine, own_key = context.handle.engine, context.handle.key  # pyright: ignore[reportPrivateUsage]
     session = engine.known(key or own_key)
     assert session is not None, "the session is not in memory"
     return session
@@ -27,5 +27,5 @@ def stored_texts(store: MemoryStore) -> str:
 
 def set_clock(context: AgentContext, clock: Clock) -> None:
     """Lets an engine and its open session live by a clock of the test's."""
-    engine, session = context._engine, opened(context)  # pyright: ignore[reportPrivateUsage]
+    engine, session = context.handle.engine, opened(context)  # pyright: ignore[reportPrivateUsage]
     engine.ports = engine.fitter.ports = session.ports = replace(engine.ports, clock=clock)

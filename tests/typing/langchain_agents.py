@@ -39,11 +39,11 @@ async def asynchronous(middleware: ContextMiddleware) -> None:
 
 
 async def followed(ctx: AgentContext, listed: IncomingList, left: Cursor | None) -> None:
-    line = ctx.follow(listed, left)
+    line = ctx.handle.follow(listed, left)
     assert_type(line, Attachment)
-    assert_type(ctx.trail(line.key, listed), Cursor)
-    assert_type(await ctx.afollow(listed, left), Attachment)
-    assert_type(Cursor.from_dict(ctx.trail(line.key, listed).to_dict()), Cursor | None)
+    assert_type(ctx.handle.cursor_at(line.key, listed), Cursor)
+    assert_type(await ctx.handle.afollow(listed, left), Attachment)
+    assert_type(Cursor.from_dict(ctx.handle.cursor_at(line.key, listed).to_dict()), Cursor | None)
 
 
 def misspelt(model: BaseChatModel) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from ctxfold import AgentContext, Policy, TokensTrigger, ToolRule
 from ctxfold.connect import SessionSettings
 from ctxfold.policy.settings import PolicyFields
+from ctxfold.session.context import load_snapshot
 from langchain_ctx import ChatCtx
 
 
@@ -19,7 +20,7 @@ def right(path: Path, whole: Policy) -> None:
     AgentContext(context_window=8_000, max_sessions=1_000)
     AgentContext(policy=whole, trigger=TokensTrigger(at=4_000))
     AgentContext(exclude_tools=("read_memory",), tool_rules=(ToolRule(tool="browse", clear_first=True),))
-    AgentContext.load_snapshot(path, session_id="copy", keep_last=3)
+    load_snapshot(path, session_id="copy", keep_last=3)
     ChatCtx(policy={"context_window": 8_000, "hard_ratio": 0.8, "reply_reserve_tokens": None, "strategy": "truncate"})
 
 
@@ -30,7 +31,7 @@ def wrong(path: Path, ctx: AgentContext) -> None:
     AgentContext(context_window=8_000, max_sessions="all")  # type: ignore[arg-type]
     AgentContext(context_window="8k")  # type: ignore[arg-type]
     AgentContext(context_window=8_000, session="s")  # type: ignore[call-arg]
-    AgentContext.load_snapshot(path, keep_lst=3)  # type: ignore[call-arg]
+    load_snapshot(path, keep_lst=3)  # type: ignore[call-arg]
     ctx.set_policy(keep_last="all")  # type: ignore[arg-type]
     ctx.set_policy(max_tokens=500)  # type: ignore[call-arg]
     ChatCtx(policy={"hard_ration": 0.8})  # type: ignore[typeddict-unknown-key]

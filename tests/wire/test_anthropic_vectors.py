@@ -187,8 +187,8 @@ def test_usage_after_clearing_teaches_nothing_about_our_counts() -> None:
             backend(server) as service,
             AgentContext(service, session_id="s", store="memory://", context_window=100_000) as context,
         ):
-            before = context.gauge().compacts_at_tokens or 0
+            before = context.explain().gauge.compacts_at_tokens or 0
             for number in range(4):
                 context.send(f"{number} " + "many words " * (0 if number else 400), extra=extra)
-            budgets.append((context.gauge().compacts_at_tokens or 0) - before)
+            budgets.append((context.explain().gauge.compacts_at_tokens or 0) - before)
     assert budgets[0] == 0 != budgets[1]

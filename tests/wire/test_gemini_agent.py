@@ -73,7 +73,7 @@ class Driver:
 
     def _results(self, answer: Message) -> list[Message]:
         # tools that run at once end in any order
-        made = [self.context.tool_message(c.id, f"{c.arguments} {FINDING}", name=c.name) for c in answer.tool_calls]
+        made = [tool_result(c.id, f"{c.arguments} {FINDING}", name=c.name) for c in answer.tool_calls]
         return made[::-1]
 
     def _ask(self, content: Any) -> Message:

@@ -244,7 +244,7 @@ def test_calls_of_gemini_without_ids_find_their_responses(tmp_path: Path) -> Non
     path = tmp_path / "chat.jsonl"
     path.write_text("\n".join(map(json.dumps, contents)))
     with AgentContext(GeminiBackend(model="m", api_key="k"), context_window=4_000) as ctx:
-        assert ctx.import_jsonl(path) == 6
+        assert ctx.files.import_jsonl(path) == 6
         messages = ctx.messages()
         sent = GeminiBackend(model="m", api_key="k").to_request_messages(messages)
     asked = {c.id: c.parsed() for m in messages for c in m.tool_calls}

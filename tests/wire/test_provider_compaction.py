@@ -274,7 +274,7 @@ def test_an_erased_message_leaves_no_block_that_holds_it(compacted: Any) -> None
         assert kept is not None
         sealed = kept.blocks[-1]["encrypted_content"]
         assert sealed in stored_text(path)
-        context.erase("#3")
+        context.erasure.erase("#3")
         assert own_summary(context) is None
         assert sealed not in stored_text(path)
         context.send("What is left?")
@@ -404,7 +404,7 @@ def test_a_block_within_a_reply_stands_for_what_was_before_until_that_is_erased(
         context.send("Another?", model="gpt-4.1")
         assert len(server.requests[-1].body["input"]) == 13
         assert sealed[0]["encrypted_content"] in stored_text(tmp_path)
-        context.erase("#3")
+        context.erasure.erase("#3")
         assert sealed[0]["encrypted_content"] not in stored_text(tmp_path)
         assert "encrypted_content" not in stored_text(tmp_path), "each of them quoted the first answer"
         context.send("And now?")

@@ -67,7 +67,7 @@ def test_counters_follow_the_row() -> None:
     given = RatioCounter(2.0)
     assert "ratio:2," in message_counter(given, backend=deepseek).id
     with ctxfold.AgentContext(deepseek, session_id="s", context_window=9000, system="S", store="memory://") as context:
-        assert "ratio:3.3" in context.counter.id
+        assert "ratio:3.3" in context.handle.counter.id
 
 
 def sent(messages: tuple[Message, ...], provider: str = "gemini") -> list[dict[str, Any]]:

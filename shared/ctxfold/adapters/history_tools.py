@@ -19,6 +19,7 @@ from ctxfold.inspect.explain import readable_text
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import TokenCounter
 from ctxfold.session.context import AgentContext
+from ctxfold.session.parts import SessionArchive, SessionHandle
 from ctxfold.validation import is_a, kind_of
 
 T = TypeVar("T")
@@ -93,10 +94,10 @@ def history_tools(context: AgentContext) -> tuple[HistoryTool, ...]:
     flows = _SessionTools(context)
 
     def run(flow: Flow[str]) -> str:
-        return context.run_flow(lambda _: flow)
+        return context.handle.run_flow(lambda _: flow)
 
     async def arun(flow: Flow[str]) -> str:
-        return await context.arun_flow(lambda _: flow)
+        return await context.handle.arun_flow(lambda _: flow)
 
     return tuple(
         HistoryTool(s.name, s.description, dict(s.parameters), *_forms(s.parameters, getattr(flows, s.name), run, arun))
@@ -157,7 +158,7 @@ def reading_media(
     def read(reference: str, offset: float | None = 0) -> Flow[str | T]:
         text: str = yield from Invoke(tool.call, tool.acall, reference=reference, offset=offset)
         try:
-            get = Invoke(context.get, context.aget, reference, newest=True)
+            get = Invoke(context.archive.get, context.archive.aget, reference, newest=True)
             return add_media(text, (yield from get)) if not offset else text
         except CtxError:
             return text  # it says what is wrong with the reference
@@ -184,7 +185,7 @@ class _SessionTools:
         return _or_error(self._change(flow_of(AgentContext.unpin), reference, "Unpinned"))
 
     def compact_history(self) -> Flow[str]:
-        if (yield from flow_of(AgentContext.compacted_in_turn)(self._context)):
+        if (yield from flow_of(SessionHandle.compacted_in_turn)(self._context.handle)):
             return TWICE
         return (yield from _or_error(self._compact()))
 
@@ -193,7 +194,7 @@ class _SessionTools:
         return _listed(hits, (yield from flow_of(AgentContext.view)(self._context)))
 
     def _change(self, change: Callable[[AgentContext, str], Flow[None]], reference: str, done: str) -> Flow[str]:
-        message = yield from flow_of(AgentContext.get)(self._context, reference)
+        message = yield from flow_of(SessionArchive.get)(self._context.archive, reference)
         yield from change(self._context, message.id)
         return f"{done} {reference}."
 
@@ -202,14 +203,14 @@ class _SessionTools:
         return _done(outcome.event)
 
     def _page(self, reference: str, offset: int) -> Flow[str]:
-        message = yield from flow_of(AgentContext.get)(self._context, reference, newest=True)
+        message = yield from flow_of(SessionArchive.get)(self._context.archive, reference, newest=True)
         if message.visibility == "user":
             return f"Error: message {reference} is for the user only."
         text = readable_text(message)
-        rules = self._context.policy  # of the engine: no reading of the log for it
+        rules = self._context.handle.engine.rules  # of the engine: no reading of the log for it
         start = max(0, offset)
         limit_tokens = int(PAGE_SHARE * rules.tool_result_ratio * rules.budget_tokens)
-        end = start + _page_chars(text[start:], limit_tokens, self._context.counter)
+        end = start + _page_chars(text[start:], limit_tokens, self._context.handle.counter)
         head = f"Message {reference} ({message.role}), characters {start} to {end} of {len(text)}"
         more = f"; go on with offset {end}" if end < len(text) else ""
         return f"{head}{more}:\n{text[start:end]}"

@@ -119,7 +119,7 @@ def compact_messages(
         StrategyError: a strategy of your own failed or broke its contract.
     """
     with _session_for(messages, settings) as context:
-        return context.run_flow(lambda _: _compacted(context, messages, pinned))
+        return context.handle.run_flow(lambda _: _compacted(context, messages, pinned))
 
 
 async def acompact_messages(
@@ -127,7 +127,7 @@ async def acompact_messages(
 ) -> tuple[Message, ...]:
     """The async form of `compact_messages`."""
     with _session_for(messages, settings) as context:
-        return await context.arun_flow(lambda _: _compacted(context, messages, pinned))
+        return await context.handle.arun_flow(lambda _: _compacted(context, messages, pinned))
 
 
 def _compacted(

@@ -106,7 +106,7 @@ class OwnerTools:
         with self._opened(session, counter=Uncounted()) as context:
             span = _RANGE.fullmatch(reference.strip())
             if span is None:
-                return _page([(reference.strip(), context.get(reference.strip(), newest=True))], offset, "")
+                return _page([(reference.strip(), context.archive.get(reference.strip(), newest=True))], offset, "")
             first, last = int(span[1]), int(span[2])
             if not 0 < first <= last < first + RANGE:
                 raise ConfigError(f"the range {reference!r} is not of 1 to {RANGE} messages: give one such as #17-#25")
@@ -157,14 +157,14 @@ class OwnerTools:
         The room for pins is small: pin only what must not be lost or changed, such as an agreed specification.
         """
         with self._opened(session) as context:
-            message = context.get(reference)
+            message = context.archive.get(reference)
             context.pin(message.id)
         return f"Pinned {reference} of session {quoted_name(session)}."
 
     def unpin(self, session: Session, reference: Reference) -> str:
         """End the pin of a message of a conversation. The message stays readable."""
         with self._opened(session) as context:
-            context.unpin(context.get(reference).id)
+            context.unpin(context.archive.get(reference).id)
         return f"Unpinned {reference} of session {quoted_name(session)}."
 
     # sessions
@@ -199,7 +199,7 @@ def _messages(context: AgentContext, first: int, last: int) -> Iterator[tuple[st
     for number in range(first, last + 1):
         reference = f"#{number}"
         try:
-            message = context.get(reference, newest=True)
+            message = context.archive.get(reference, newest=True)
         except MessageErasedError:
             yield reference, "[erased]"
             continue

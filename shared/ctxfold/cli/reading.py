@@ -82,7 +82,7 @@ def _row(context: AgentContext) -> dict[str, Any]:
         "tokens": used.window_tokens,
         "budget": used.budget_tokens,
         "compactions": used.compactions,
-        "forks": list(context.forks()),
+        "forks": list(context.archive.forks()),
     }
 
 
@@ -98,7 +98,7 @@ def show(
     """Print a conversation, compacted messages included, or single messages by id or reference."""
     with within(as_json=as_json), session(store, name, owner) as context:
         if references:
-            messages = [context.get(reference) for reference in references]
+            messages = [context.archive.get(reference) for reference in references]
         else:
             messages = list(context.messages(_audience(audience)))[-last if last else 0 :]
         if as_json:
@@ -178,7 +178,7 @@ def search(  # noqa: PLR0913 - the options of a command
         hits: tuple[Hit, ...] = ()
         if names:
             with session_in(place, names[0], owner) as context:
-                hits = context.search_owner(
+                hits = context.archive.search_owner(
                     " ".join(words[0 if every else 1 :]),
                     limit,
                     sessions=(only or None) if every else names,
@@ -216,7 +216,7 @@ def inspect(
     """Report on a session: its window, its events, and the place of every message."""
     with within(as_json=as_json), session(store, name, owner) as context:
         with progress().status("reading"):
-            inspection = context.inspect()
+            inspection = context.archive.inspect()
         if html is not None:
             with output_file(html) as path:
                 write_lines(path, [inspection.page().rstrip()])
@@ -265,12 +265,12 @@ def _views(context: AgentContext, interval_s: float) -> Iterator[tuple[Explanati
     key, head, compactions = SessionKey(context.owner, context.session), None, -1
     timeline: tuple[TimelineEntry, ...] = ()
     while True:
-        now = context.store.head(key)
+        now = context.handle.store.head(key)
         if head is None or now != head:
             head, window = now, context.explain()
             if window.compactions != compactions:
                 compactions = window.compactions
-                timeline = tuple(step for step in context.inspect().timeline if step.what == "compaction")
+                timeline = tuple(step for step in context.archive.inspect().timeline if step.what == "compaction")
             yield window, timeline
         time.sleep(interval_s)
 

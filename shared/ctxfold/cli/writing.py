@@ -122,7 +122,7 @@ def export(
     """Write a session as JSON lines; zone "all" writes the whole session, which `import` restores."""
     with within(as_json=as_json), session(store, name, owner) as context:
         with output_file(file) as path, progress().status("writing"):
-            lines = context.export_jsonl(path, zone=cast("Zone", zone), native=native)
+            lines = context.files.export_jsonl(path, zone=cast("Zone", zone), native=native)
         if is_stdout(file):
             return
         print_result({"file": str(file), "lines": lines}, f"{lines} lines in {file}", as_json=as_json)
@@ -151,7 +151,7 @@ def import_(
             parse_lines(file, LineCodec(), UuidIds().new)
         with session(store, name, owner, create=new, **rules) as context:
             with progress().status("reading"):
-                count = context.import_jsonl(file)
+                count = context.files.import_jsonl(file)
             payload = {"session": name, "messages": count}
             print_result(payload, f"{count} messages into {shown(name)}", as_json=as_json)
 
@@ -252,7 +252,7 @@ def _pruned(
         Progress(console=progress(), transient=True, disable=len(names) < 2) as bar,
     ):
         task = bar.add_task("pruning", total=len(names))
-        return context.prune(
+        return context.erasure.prune(
             limits, by_session=by_session, on_progress=lambda done: bar.update(task, completed=done.done)
         )
 
@@ -264,9 +264,9 @@ def _erase_in(
     for name in track(names, "erasing", console=progress(), transient=True, disable=len(names) < 2):
         with session_in(store, name, owner) as context:
             if oldest is not None:
-                done.append(context.erase_older_than(oldest))
+                done.append(context.erasure.erase_older_than(oldest))
             else:
-                done.append(context.erase(*references) if references else context.erase_session())
+                done.append(context.erasure.erase(*references) if references else context.erasure.erase_session())
     return done
 
 

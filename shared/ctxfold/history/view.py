@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Literal, TypeAlias, overload
 
-from ctxfold.messages import Message, Opaque, TextPart, is_final, is_question, says_something
+from ctxfold.messages import Message, Opaque, Role, TextPart, check_role, is_final, is_question, says_something
 
 ZONES = ("system", "summary", "section", "live", "recalled", "tools")  # of a window
 
@@ -132,6 +132,11 @@ class View:
     @property
     def messages(self) -> tuple[Message, ...]:
         return tuple([entry.message for entry in chain(self.system, self.compressed, self.live, self.turn)])
+
+    def by_role(self, role: Role) -> tuple[Message, ...]:
+        """Returns the messages in that role, in order; raises UnknownRoleError for any other word."""
+        check_role(role)
+        return tuple(m for m in self.messages if m.role == role)
 
     def by_zone(self, *, live: bool = True) -> Iterator[tuple[str, Entry]]:
         """Yields each entry with the zone in which reports name it; without `live`, those of the live conversation are left out."""

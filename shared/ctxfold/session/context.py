@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
-from dataclasses import dataclass, field
-from typing import Any, Unpack, cast
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing, suppress
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from os import PathLike
+from typing import Any, Self, Unpack, cast
 
-from ctxfold._lifecycle import SharesSessions
+from ctxfold._lifecycle import Closing, SharesSessions
+from ctxfold.compaction.commit import Outcome
 from ctxfold.compaction.compact import costs, gauge
 from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
-from ctxfold.connect import ports, session_rules
-from ctxfold.effects import Flow, async_method, sync_method
+from ctxfold.connect import SessionSettings, ports, session_rules
+from ctxfold.effects import Flow, FlowMethods, async_method, in_thread, sync_method
 from ctxfold.engine import archive, turn
-from ctxfold.engine.engine import Engine
+from ctxfold.engine import edit as editing
+from ctxfold.engine.archive import Hit
+from ctxfold.engine.engine import Added, Engine
 from ctxfold.engine.fit import Window
 from ctxfold.engine.request import RequestOptions, options_from
-from ctxfold.engine.turn import OpenReply, TurnInput
-from ctxfold.errors import ConfigError
-from ctxfold.events import Rewriter, Subscriber, WindowGauge
+from ctxfold.engine.turn import TurnInput
+from ctxfold.errors import BudgetError, HeadMovedError, MessageError, NotEnoughHistoryError, SessionError
+from ctxfold.events import Subscriber
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
-from ctxfold.inspect.explain import (
-    Audience,
-    Explanation,
-    MessageExplanation,
-    conversation,
-    explain,
-    explain_message,
-    newest_version,
-    original,
-)
-from ctxfold.inspect.report import Inspection, inspect
-from ctxfold.messages import Message, Role, Usage, by_role, validated
+from ctxfold.inspect.explain import Audience, Explanation, conversation, explain
+from ctxfold.messages import Message, Usage, Visibility, validated
 from ctxfold.policy.prices import CostLine, Prices
-from ctxfold.policy.settings import Policy, PolicyFields
-from ctxfold.protocols import (
-    AsyncChunkStream,
-    ChunkStream,
-    ContextBackend,
-    Embedder,
-    Reply,
-    Request,
-    Store,
-    TokenCounter,
-)
+from ctxfold.policy.settings import Policy, PolicyChanges, PolicyFields
+from ctxfold.protocols import ContextBackend, Embedder, Ports, Reply, Store, TokenCounter
 from ctxfold.sections.section import Section
-from ctxfold.session.handle import Input, SessionHandle
+from ctxfold.session.files import SessionFiles, load_log, parse_session, stored_policy
+from ctxfold.session.parts import Input, SessionArchive, SessionEditing, SessionErasure, SessionHandle, SessionMemory
 from ctxfold.session.service import ContextService
-from ctxfold.stream import Completed, StreamEvent, StreamPiece
+from ctxfold.stream import Completed, StreamEvent
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import check_name, check_text, is_a, kind_of, name_or_own
+from ctxfold.validation import check_name, check_text, name_or_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +67,7 @@ class SessionUsage:
     summary_calls: int = 0
 
 
-class AgentContext(SessionHandle, SharesSessions):
+class AgentContext(FlowMethods, Closing, SharesSessions):
     """A conversation that may outgrow its window.
 
     Args:
@@ -149,36 +137,80 @@ class AgentContext(SessionHandle, SharesSessions):
             prices=prices,
             embedder=embedder,
         )
-        prompts = _prompts(system)
-        self._bind(
-            Engine(bundle, rules, max_sessions=max_sessions, strategies=own, sections=sections),
-            SessionKey(owner, session_id),
-            prompts,
-            create=create,
-        )
+        engine = Engine(bundle, rules, max_sessions=max_sessions, strategies=own, sections=sections)
+        self.handle = SessionHandle(engine, SessionKey(owner, session_id), _prompts(system), create=create)
         self._owns_engine = True
         self._owns_store = store is None or isinstance(store, str)
         try:
-            self._run(self._open_session())
+            self._run(self.handle.open())
         except BaseException:
             self.close()
             raise
 
-    def _bind(self, engine: Engine, key: SessionKey, prompts: tuple[str, ...] | None, *, create: bool) -> None:
-        self._engine = engine
-        self._key = key
-        self._prompts = prompts
-        self._create = create
-        self._turn: str | None = None
-        self._request_turn: str | None = None
-        self._owns_engine = False
-        self._owns_store = False
-
     def __repr__(self) -> str:
         return (
-            f"AgentContext(session_id={self.session!r}, owner={self.owner!r}, store={self.store!r}, "
-            f"context_window={self.policy.context_window})"
+            f"AgentContext(session_id={self.session!r}, owner={self.owner!r}, store={self.handle.store!r}, "
+            f"context_window={self.handle.engine.rules.context_window})"
         )
+
+    def __copy__(self) -> Self:
+        copied = super().__copy__()
+        copied.handle = copy(self.handle)
+        return copied
+
+    @property
+    def session(self) -> str:
+        return self.handle.key.session
+
+    @property
+    def owner(self) -> str:
+        return self.handle.key.owner
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force, including values set at run time or learnt from the provider."""
+        return self._run(self.handle.open()).window_rules()
+
+    @sync_method
+    def set_policy(self, **fields: Unpack[PolicyChanges]) -> Flow[Policy]:
+        """Changes fields of this session's `Policy` from now on; they are stored, and hold when the session is opened again."""
+        return self.handle.edit(lambda e, s: editing.set_policy(e, s, fields))
+
+    aset_policy = async_method(set_policy)
+
+    # parts
+
+    @property
+    def edit(self) -> SessionEditing:
+        """Changes to the live conversation: insert, update, remove, pop, clear, set_messages, revise, goals and more."""
+        return SessionEditing(self.handle)
+
+    @property
+    def archive(self) -> SessionArchive:
+        """What was stored: single messages, a report on the session, a search in all sessions of the owner, forks."""
+        return SessionArchive(self.handle)
+
+    @property
+    def files(self) -> SessionFiles:
+        """Export, import and snapshots."""
+        return SessionFiles(self.handle)
+
+    @property
+    def erasure(self) -> SessionErasure:
+        """Erasure for good: of messages, of the session, of the owner, and by limits."""
+        return SessionErasure(self.handle)
+
+    @property
+    def memory(self) -> SessionMemory:
+        """The memory of the owner beyond this conversation: add, list, search, forget, learn."""
+        return SessionMemory(self.handle)
+
+    @property
+    def service(self) -> ContextService:
+        """Stateless operations on this engine's sessions: inject, remove, prepare_context, maybe_compact and more."""
+        return ContextService(self.handle.engine, self.handle.key)
+
+    # sessions
 
     def at(self, session: str, *, owner: str | None = None, create: bool = True) -> AgentContext:
         """Returns another session over the same engine, store and backend; it is created when it is first used.
@@ -187,7 +219,8 @@ class AgentContext(SessionHandle, SharesSessions):
         """
         key = SessionKey(name_or_own("owner name", owner, self.owner), check_name("session name", session))
         other = object.__new__(AgentContext)
-        other._bind(self._engine, key, self._prompts, create=create)
+        other.handle = SessionHandle(self.handle.engine, key, self.handle.prompts, create=create)
+        other._owns_engine = other._owns_store = False
         return other
 
     @sync_method
@@ -197,20 +230,10 @@ class AgentContext(SessionHandle, SharesSessions):
         The archive and the pins are part of the new session.
         """
         check_name("session name", session)
-        key = yield from self._edit(lambda e, s: archive.fork(e, s, session, at=at))
-        return self.at(key.session, create=self._create)
+        key = yield from self.handle.edit(lambda e, s: archive.fork(e, s, session, at=at))
+        return self.at(key.session, create=self.handle.create)
 
     afork = async_method(fork)
-
-    @property
-    def max_sessions(self) -> int:
-        """Returns how many sessions of this engine stay open in memory."""
-        return self._engine.max_sessions
-
-    @property
-    def service(self) -> ContextService:
-        """Returns the stateless operations on this engine's sessions: inject, remove, prepare_context, maybe_compact and more."""
-        return ContextService(self._engine, self._key)
 
     # asking
 
@@ -220,7 +243,7 @@ class AgentContext(SessionHandle, SharesSessions):
 
         `options` are those of `ctxfold.engine.request.RequestOptions`.
         """
-        reply, self._request_turn = yield from turn.ask(self._engine, self._turn_input(content, options))
+        reply, self.handle.request_turn = yield from turn.ask(self.handle.engine, self._turn_input(content, options))
         return reply
 
     asend = async_method(send)
@@ -239,74 +262,129 @@ class AgentContext(SessionHandle, SharesSessions):
     def _streamed(self, turn_input: TurnInput) -> Iterator[StreamEvent]:
         whole: list[Reply] = []
         # what a caller leaves is abandoned at once, not when the garbage is collected
-        with closing(self.stream(turn_input, whole.append)) as pieces:
+        with closing(self.handle.stream(turn_input, whole.append)) as pieces:
             yield from pieces
         yield Completed(whole[0])
 
     async def _astreamed(self, turn_input: TurnInput) -> AsyncIterator[StreamEvent]:
         whole: list[Reply] = []
-        async with aclosing(self.astream(turn_input, whole.append)) as pieces:
+        async with aclosing(self.handle.astream(turn_input, whole.append)) as pieces:
             async for piece in pieces:
                 yield piece
         yield Completed(whole[0])
 
-    def stream(
-        self, turn_input: TurnInput, done: Callable[[Reply], None] | None = None
-    ) -> Generator[StreamPiece, None, None]:
-        """Streams the chunks of the reply; `done` is called with the whole reply once it is stored."""
-        reply: OpenReply = self._run(turn.open_reply(self._engine, _checked(turn_input)))
-        self._request_turn = reply.turn_id
-        stream = cast("ChunkStream", reply.stream)
-        try:
-            for chunk in stream:
-                yield from reply.fold.feed(chunk)
-            stream.close()
-            whole = self._run(turn.finish_stream(self._engine, reply))
-        except BaseException:
-            stream.close()
-            self._run(turn.abandon(self._engine, reply))
-            raise
-        if done is not None:
-            done(whole)
-
-    async def astream(
-        self, turn_input: TurnInput, done: Callable[[Reply], None] | None = None
-    ) -> AsyncGenerator[StreamPiece, None]:
-        reply: OpenReply = await self._arun(turn.open_reply(self._engine, _checked(turn_input)))
-        self._request_turn = reply.turn_id
-        stream = cast("AsyncChunkStream", reply.stream)
-        async with aclosing(stream):
-            try:
-                async for chunk in stream:
-                    for event in reply.fold.feed(chunk):
-                        yield event
-                whole = await self._arun(turn.finish_stream(self._engine, reply))
-            except BaseException:
-                await self._arun(turn.abandon(self._engine, reply))
-                raise
-        if done is not None:
-            done(whole)
-
-    @sync_method
-    def ask(self, turn_input: TurnInput) -> Flow[Reply]:
-        """Does the same as `send`, with all arguments spelt out; for the framework packages."""
-        reply, _ = yield from turn.ask(self._engine, _checked(turn_input))
-        return reply
-
-    aask = async_method(ask)
-
-    @sync_method
-    def request_for(self, turn_input: TurnInput) -> Flow[Request]:
-        """Returns the request for a complete message list, for a model that the caller calls. The next list brings the reply."""
-        return turn.request_for(self._engine, _checked(turn_input))
-
-    arequest_for = async_method(request_for)
-
     def _turn_input(self, content: Input, options: Mapping[str, Any]) -> TurnInput:
-        messages = tuple(map(validated, self._messages(content)))
-        return TurnInput(self._key, messages, options_from(options), self._prompts, not isinstance(content, str))
+        messages = tuple(map(validated, self.handle.messages(content)))
+        return TurnInput(
+            self.handle.key, messages, options_from(options), self.handle.prompts, not isinstance(content, str)
+        )
+
+    # keeping
+
+    @sync_method
+    def add(
+        self,
+        messages: Input,
+        *,
+        visibility: Visibility | None = None,
+        known_ids: bool = True,
+        skip_orphans: bool = False,
+    ) -> Flow[Added]:
+        """Stores messages without asking the model. A message whose id and content are stored already is not stored twice.
+
+        `visibility` "user" hides them from the model: they are neither counted nor sent. "model" hides them from
+        `messages(audience="user")`. `known_ids` False says that all ids are new, which saves a search for them in the store.
+        `skip_orphans` leaves out tool results without their call and calls that were never answered, in place of raising
+        OrphanToolResultError; the event MessagesLeftOut names them. Such results at the end become text.
+        """
+        checked = self.handle.messages(messages)
+        add = partial(
+            self.handle.engine.add,
+            messages=checked if visibility is None else [replace(m, visibility=visibility) for m in checked],
+            turn_id=self.handle.turn,
+            known_ids=known_ids and not isinstance(messages, str),
+            skip_orphans=skip_orphans,
+        )
+        session = self.handle.engine.known(self.handle.key)
+        added: Added | None = None
+        if (
+            session is not None
+            and not session.pending_rollbacks
+            and self.handle.prompts in (None, session.view().prompts)
+        ):
+            # mostly nobody else has written since: then nothing needs to be read first
+            with suppress(BudgetError, HeadMovedError, MessageError, SessionError):
+                added = yield from add(session, expect=session.state.head)
+        if added is None:
+            added = yield from add((yield from self.handle.open()))
+        self.handle.turn = added.turn_id
+        return added
+
+    aadd = async_method(add)
+
+    # compacting
+
+    @sync_method
+    def pin(self, *message_ids: str) -> Flow[None]:
+        """Pins messages, by id or `#17`: every compaction keeps them verbatim. PinBudgetError beyond a quarter of the budget."""
+        return self.handle.edit(lambda e, s: editing.pin(e, s, message_ids))
+
+    apin = async_method(pin)
+
+    @sync_method
+    def unpin(self, *message_ids: str) -> Flow[None]:
+        """Unpins messages, by id or `#17`; a message that is not pinned is no error."""
+        return self.handle.edit(lambda e, s: editing.unpin(e, s, message_ids))
+
+    aunpin = async_method(unpin)
+
+    @sync_method
+    def compact(self, *, force: bool = False) -> Flow[Outcome]:
+        """Compacts now, including an open turn; raises NotEnoughHistoryError when nothing may be compacted.
+
+        It is raised too while half of the budget is free, as a compaction would only hide messages then; not with `force`.
+        """
+        session = yield from self.handle.open()
+        with session.lock:
+            turns = list(session.state.open)
+        # with several open turns, the compaction cannot be assigned to one of them
+        stage = session.stage(turns[0] if len(turns) == 1 else None)
+        used, budget = stage.view.tokens + session.overhead_tokens, stage.rules.budget_tokens
+        if not force and used <= budget // 2:
+            free = f"{used:,} of {budget:,} tokens are used, so that nothing needs the room"
+            raise NotEnoughHistoryError(f"nothing was compacted: {free}; to compact all the same, force it")
+        outcome = yield from self.handle.engine.fitter.compact(session, stage)
+        if not outcome.compacted:
+            raise NotEnoughHistoryError(f"nothing was compacted: {outcome.reason}")
+        return outcome
+
+    acompact = async_method(compact)
+
+    @sync_method
+    def undo(self) -> Flow[None]:
+        """Undoes the last compaction or edit."""
+        return self.handle.edit(editing.undo)
+
+    aundo = async_method(undo)
 
     # looking
+
+    @sync_method
+    def search(self, query: str, limit: int = 10) -> Flow[tuple[Hit, ...]]:
+        """Returns the messages that match the query, best first, whether the model still sees them or not."""
+        return self.handle.edit(lambda _, s: archive.search(s, query, limit=limit))
+
+    asearch = async_method(search)
+
+    @sync_method
+    def restore(self, *references: str) -> Flow[tuple[Message, ...]]:
+        """Restores originals, by id or `#17`, with their tool rounds, at the tail or in place of an excerpt. Returns them.
+
+        Raises ContextOverflowError, before anything is written, when they do not fit.
+        """
+        return self.handle.edit(lambda e, s: archive.restore(e, s, references))
+
+    arestore = async_method(restore)
 
     @sync_method
     def window(
@@ -319,8 +397,8 @@ class AgentContext(SessionHandle, SharesSessions):
         """
         if question is not None:
             check_text("the question", question)
-        session = yield from self._open_session()
-        fitter, turn_id = self._engine.fitter, self._own_turn(session)
+        session = yield from self.handle.open()
+        fitter, turn_id = self.handle.engine.fitter, self.handle.own_turn(session)
         window = yield from fitter.window(
             session,
             session.stage(turn_id),
@@ -341,7 +419,7 @@ class AgentContext(SessionHandle, SharesSessions):
         "user" leaves out messages that are for the model only. "model" is the window: summaries in place of the messages they
         replaced.
         """
-        return self._edit(lambda _, s: conversation(s, self._own_turn(s), audience, whole=True))
+        return self.handle.edit(lambda _, s: conversation(s, self.handle.own_turn(s), audience, whole=True))
 
     amessages = async_method(messages)
 
@@ -351,8 +429,8 @@ class AgentContext(SessionHandle, SharesSessions):
 
         Of a turn that another context has open, it has the question and the rounds that are complete.
         """
-        session = yield from self._open_session()
-        return session.view_of_all(self._own_turn(session))
+        session = yield from self.handle.open()
+        return session.view_of_all(self.handle.own_turn(session))
 
     aview = async_method(view)
 
@@ -363,70 +441,21 @@ class AgentContext(SessionHandle, SharesSessions):
     def __bool__(self) -> bool:
         return True  # an empty conversation is a context all the same
 
-    def find_by_role(self, role: Role) -> tuple[Message, ...]:
-        """Returns the messages of `view()` in that role, in order; raises UnknownRoleError for any other word."""
-        return by_role(self.view().messages, role)
-
-    async def afind_by_role(self, role: Role) -> tuple[Message, ...]:
-        return by_role((await self.aview()).messages, role)
-
-    @sync_method
-    def is_full(self, max_tokens: int | None = None) -> Flow[bool]:
-        """Returns whether `view()` and a reply of `max_tokens` exceed the window, by the upper bound of the count.
-
-        Without `max_tokens` the reply reserve counts.
-        """
-        session = yield from self._open_session()
-        rules, view = session.rules(), session.view(self._own_turn(session))
-        reply_tokens = rules.reply_reserve_tokens if max_tokens is None else max_tokens
-        return view.tokens + session.overhead_tokens + reply_tokens > rules.context_window
-
-    ais_full = async_method(is_full)
-
-    @sync_method
-    def get(self, message_id: str, *, newest: bool = False) -> Flow[Message]:
-        """Returns a message as it was stored, compacted or not, by its id or a reference such as `#17`.
-
-        A reference names one version of a message. With `newest`, a message that was replaced since, by an edit or a redaction,
-        is returned as it is now. Raises MessageNotFoundError when the session never had it, MessageErasedError when it was
-        erased.
-        """
-        return self._edit(lambda _, s: (newest_version if newest else original)(s, message_id))
-
-    aget = async_method(get)
-
     @sync_method
     def explain(self) -> Flow[Explanation]:
-        """Explains why the window holds what it holds: print the result, call `to_dict()`, or show it in a notebook."""
-        return self._edit(lambda e, s: explain(s, gauge(s, s.stage(), e.ports.counter), costs(s)))
+        """Explains why the window holds what it holds: print the result, call `to_dict()`, or show it in a notebook.
+
+        Its `gauge` says how full the window is, the room that is left, and the tokens until the next compaction.
+        """
+        session = yield from self.handle.open()
+        level = gauge(session, session.stage(self.handle.own_turn(session)), self.handle.counter)
+        return (yield from explain(session, level, costs(session)))
 
     aexplain = async_method(explain)
 
-    @sync_method
-    def inspect(self) -> Flow[Inspection]:
-        """Reports on the window, its history, and where every message is now; reads the log."""
-        return self._edit(lambda e, s: inspect(s, gauge(s, s.stage(), e.ports.counter), costs(s)))
-
-    ainspect = async_method(inspect)
-
-    @sync_method
-    def explain_message(self, message_id: str) -> Flow[MessageExplanation]:
-        """Returns where one message is now, and the reference that reads it back."""
-        return self._edit(lambda _, s: explain_message(s, message_id))
-
-    aexplain_message = async_method(explain_message)
-
-    @sync_method
-    def gauge(self) -> Flow[WindowGauge]:
-        """Returns how full the window is, the room that is left, and the tokens until the next compaction."""
-        session = yield from self._open_session()
-        return gauge(session, session.stage(self._own_turn(session)), self._engine.ports.counter)
-
-    agauge = async_method(gauge)
-
     def usage(self) -> SessionUsage:
         """Returns the reported tokens, replies, compactions and prefix reuse so far."""
-        session = self._run(self._open_session())
+        session = self._run(self.handle.open())
         state = session.state
         return SessionUsage(
             reported=state.usage,
@@ -444,34 +473,68 @@ class AgentContext(SessionHandle, SharesSessions):
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Calls a function with every event of this engine's sessions; the returned function unsubscribes it."""
-        return self._engine.events.add(subscriber)
-
-    def on_compaction(self, rewriter: Rewriter) -> Callable[[], None]:
-        """Lets one subscriber change the summary, and the choice of messages to keep, of each compaction of this engine.
-
-        It receives a CompactionProposal and returns None for no change, or (summary, kept): `kept` lists, in order, messages
-        from the proposal's covered and kept ones. A rewrite that drops a pin, splits a tool round or saves nothing is reported
-        as RewriteRefused, and the original is written. The returned function unsubscribes it.
-        """
-        return self._engine.events.rewrite(rewriter)
+        return self.handle.engine.events.add(subscriber)
 
     def close(self, *, wait: bool = True) -> None:
         """Ends background work, waiting for it or not, and closes the store if this context opened it.
 
         Only `aclose` can wait for work that runs as a task of an event loop. The backend stays open: it belongs to its creator.
         """
-        tasks = self._engine.ports.tasks
+        tasks = self.handle.engine.ports.tasks
         if self._owns_engine and tasks is not None:
             tasks.close(wait=wait)
         if self._owns_store:
-            self._engine.ports.store.close()
+            self.handle.engine.ports.store.close()
 
     async def aclose(self, *, wait: bool = True) -> None:
-        tasks = self._engine.ports.tasks
+        tasks = self.handle.engine.ports.tasks
         if self._owns_engine and tasks is not None:
             await tasks.aclose(wait=wait)
         if self._owns_store:
-            await self._engine.ports.store.aclose()
+            await self.handle.engine.ports.store.aclose()
+
+    @property
+    def _ports(self) -> Ports:
+        return self.handle.engine.ports
+
+
+def load_snapshot(
+    path: str | PathLike[str],
+    backend: ContextBackend | None = None,
+    *,
+    session_id: str | None = None,
+    store: str | Store | None = None,
+    **settings: Unpack[SessionSettings],
+) -> AgentContext:
+    """Opens the session of a file, under its old name or under `session_id`.
+
+    `settings` override the policy in the file.
+
+    Raises StoreFormatError for another version, StoreCorruptError for a damaged file, SessionExistsError for a name in use.
+    """
+    key, records = parse_session(path)
+    rules: dict[str, Any] = {**stored_policy(records), **settings}
+    name = name_or_own("session name", session_id, key.session)
+    context = AgentContext(backend, session_id=name, store=store, **rules)
+    try:
+        context.handle.run_flow(lambda e: load_log(e, context.handle.key, [(r.seq, r) for r in records]))
+        context.handle.run_flow(lambda _: context.handle.edit(editing.reopen))
+    except BaseException:
+        context.close()
+        raise
+    return context
+
+
+async def aload_snapshot(
+    path: str | PathLike[str],
+    backend: ContextBackend | None = None,
+    *,
+    session_id: str | None = None,
+    store: str | Store | None = None,
+    **settings: Unpack[SessionSettings],
+) -> AgentContext:
+    """Does the same as `load_snapshot` without blocking the event loop."""
+    return await in_thread(partial(load_snapshot, path, backend, session_id=session_id, store=store, **settings))
 
 
 def _prompts(system: object) -> tuple[str, ...] | None:
@@ -482,12 +545,3 @@ def _prompts(system: object) -> tuple[str, ...] | None:
     for one in several:
         check_text("system", one)
     return cast("tuple[str, ...]", several)
-
-
-def _checked(turn_input: TurnInput) -> TurnInput:
-    if not is_a(turn_input, TurnInput):
-        raise ConfigError(
-            f"the question is {kind_of(turn_input)}: a framework gives a TurnInput here; send, send_stream and asend_stream take a "
-            "text or messages"
-        )
-    return turn_input

@@ -1,6 +1,7 @@
-"""Exports and imports sessions: messages as JSONL in a provider's shape, or a whole session as one versioned file.
+"""Defines SessionFiles, the object behind `context.files`: messages as JSONL in a provider's shape, or a whole session as one file.
 
-An import checks every line first and writes all messages at once or none."""
+An import checks every line first and writes all messages at once or none. Each method of SessionFiles has an async form.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from ctxfold.compaction.tool_outputs import sized
 from ctxfold.connect import LineCodec
-from ctxfold.effects import Flow, StoreCall
+from ctxfold.effects import Call, Flow, StoreCall, async_method, sync_method
 from ctxfold.engine.archive import documents_of
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.known_messages import new_record_ids, open_turn_starts
@@ -52,6 +54,7 @@ from ctxfold.history.records import (
 from ctxfold.history.snapshot import dump_state, stored_message
 from ctxfold.messages import Message, content_key, validated
 from ctxfold.protocols import Ports, Store
+from ctxfold.session.handle import SessionPart
 from ctxfold.state import Session
 from ctxfold.validation import as_dict, json_problem
 
@@ -72,6 +75,53 @@ class Line:
     message: Message
     records: tuple[Json, ...] = ()
     pinned: bool = False
+
+
+class SessionFiles(SessionPart):
+    """Writes a session to files, and reads messages from them."""
+
+    @sync_method
+    def export_jsonl(self, path: str | os.PathLike[str], *, zone: Zone = "all", native: bool = False) -> Flow[int]:
+        """Writes messages, one per line, to a file that appears only when complete; returns how many.
+
+        "all" writes every version ever stored, and the log, so that `import_jsonl` restores the same session; the other zones
+        are what the model sees. With `native` each line has the form that the backend's provider takes.
+        """
+        session = yield from self._session.open()
+        lines = yield from exported(session, LineCodec(self._ports.backend), zone=zone, native=native)
+        return (yield from Call(partial(write_lines, path, lines)))
+
+    aexport_jsonl = async_method(export_jsonl)
+
+    @sync_method
+    def import_jsonl(self, path: str | os.PathLike[str]) -> Flow[int]:
+        """Stores the messages of a file and returns how many were new. ImportLineError names a bad line; nothing is stored then.
+
+        A file of zone "all" restores the whole session; raises SessionExistsError unless this one is empty.
+        """
+        engine, key = self._session.engine, self._session.key
+        lines = parse_lines(path, LineCodec(self._ports.backend), engine.ports.ids.new)
+        if has_log(lines):
+            return len((yield from load_log(engine, key, log_of(lines))))
+        session = yield from self._session.open()
+        messages = yield from _append(engine, session, lines)
+        if messages:
+            engine.events.emit(SessionLoaded(key.session, messages))
+            yield from engine.fitter.maintain(session, session.stage())
+        return len(messages)
+
+    aimport_jsonl = async_method(import_jsonl)
+
+    @sync_method
+    def save_snapshot(self, path: str | os.PathLike[str]) -> Flow[None]:
+        """Writes the whole session (messages, pins, summaries, policy) to one versioned file that appears only when complete.
+
+        `ctxfold.session.context.load_snapshot` opens it.
+        """
+        records = yield from StoreCall(Store.read, (yield from self._session.open()).key)
+        yield from Call(lambda: write_lines(path, [session_text(self._session.key, records)]))
+
+    asave_snapshot = async_method(save_snapshot)
 
 
 # writing
@@ -268,7 +318,7 @@ def load_log(engine: Engine, key: SessionKey, numbered: Sequence[tuple[int, Reco
     if len(stored) > len(records) or not all(map(_alike, stored, records)):
         raise SessionExistsError(
             f"session {key.session!r} holds {len(stored)} records of its own: load into a new name, "
-            "ctx.at('another').import_jsonl(...), or give session_id='another'"
+            "ctx.at('another').files.import_jsonl(...), or give session_id='another'"
         )
     drafts = [Draft(r.id, r.body, r.turn_id, r.at_s) for r in records[len(stored) :]]
     yield from StoreCall(Store.append, key, drafts, expect=len(stored), documents=documents_of(key, records))
@@ -325,21 +375,6 @@ def _check_rounds(numbered: Sequence[tuple[int, Message]], *, waiting: Collectio
 
 
 TRIES = 8
-
-
-def import_jsonl(
-    engine: Engine, key: SessionKey, path: str | os.PathLike[str], opened: Flow[Session], codec: LineCodec
-) -> Flow[tuple[Message, ...]]:
-    """Stores the messages of a file and returns the new ones. A file with a log (zone "all") fills an empty session."""
-    lines = parse_lines(path, codec, engine.ports.ids.new)
-    if has_log(lines):
-        return (yield from load_log(engine, key, log_of(lines)))
-    session = yield from opened
-    messages = yield from _append(engine, session, lines)
-    if messages:
-        engine.events.emit(SessionLoaded(key.session, messages))
-        yield from engine.fitter.maintain(session, session.stage())
-    return messages
 
 
 def _append(engine: Engine, session: Session, lines: Sequence[Line]) -> Flow[tuple[Message, ...]]:
