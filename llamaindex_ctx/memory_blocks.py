@@ -22,8 +22,10 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 from ctxfold import Item, Query, Section
 from ctxfold.errors import ConfigError, MessageNotFoundError
 from ctxfold.events import Event, HistoryCompacted
-from ctxfold.inspect.explain import readable_text
 from ctxfold.messages import Message
+from ctxfold.retrieval.originals import (
+    readable_text,
+)
 from ctxfold.session.context import AgentContext
 from ctxfold.validation import all_of, as_list, name_path
 

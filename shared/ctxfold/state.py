@@ -363,7 +363,7 @@ class Session:
         return draft(self.ports, body, turn_id=turn_id, record_id=record_id, provisional=provisional)
 
     def closing(self, turn_id: str, status: TurnStatus) -> Draft:
-        return closing_draft(self.ports, turn_id, status)
+        return self.draft(TurnClosed(status), turn_id=turn_id, record_id=f"c:{turn_id}")
 
     def refresh(self) -> Flow[None]:
         """Catches up with other writers; takes one indexed read when there is nothing new.
@@ -637,10 +637,6 @@ def draft(
 
 def snapshot_draft(state: SessionState, ports: Ports) -> Draft:
     return draft(ports, SnapshotTaken(dump_state(state, ports.counter.id)))
-
-
-def closing_draft(ports: Ports, turn_id: str, status: TurnStatus) -> Draft:
-    return draft(ports, TurnClosed(status), turn_id=turn_id, record_id=f"c:{turn_id}")
 
 
 def record_name(message_id: str, attempt: int) -> str:

@@ -207,7 +207,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "engine/calibrate.py",
+        "engine/request.py",
         (
             "an_overflow_teaches_nothing",
             "    if learnt is not None:\n        yield from session.append(",

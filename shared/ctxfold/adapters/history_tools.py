@@ -15,9 +15,11 @@ from ctxfold.engine.fit import newest_question
 from ctxfold.errors import ConfigError, CtxError
 from ctxfold.history.prompt_safety import as_quoted_data
 from ctxfold.history.view import View
-from ctxfold.inspect.explain import readable_text
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import TokenCounter
+from ctxfold.retrieval.originals import (
+    readable_text,
+)
 from ctxfold.session.context import AgentContext
 from ctxfold.session.parts import SessionArchive, SessionHandle
 from ctxfold.validation import is_a, kind_of

@@ -15,12 +15,14 @@ from ctxfold.engine.archive import scope_of, search_owner
 from ctxfold.errors import ConfigError, MessageErasedError, MessageNotFoundError
 from ctxfold.history.prompt_safety import as_quoted_data, quoted_name
 from ctxfold.history.records import SessionKey
-from ctxfold.inspect.explain import readable_text
 from ctxfold.inspect.page import time_text
 from ctxfold.memory.store import new_item, rendered
 from ctxfold.memory.store import search as search_memory
 from ctxfold.messages import Message, Role
 from ctxfold.protocols import Ports, Store, Uncounted
+from ctxfold.retrieval.originals import (
+    readable_text,
+)
 from ctxfold.session.context import AgentContext
 from ctxfold.validation import check_name
 

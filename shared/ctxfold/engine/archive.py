@@ -36,11 +36,13 @@ from ctxfold.history.view import Entry, View
 from ctxfold.index.cache import Hit as Posting
 from ctxfold.index.cache import LiveIndex
 from ctxfold.index.terms import query_terms, sentences, terms
-from ctxfold.inspect.explain import original_record
 from ctxfold.messages import Message, Role, check_role
 from ctxfold.protocols import Document, OwnerIndex, Ports, Postings, Store, Uncounted
 from ctxfold.retrieval.bm25 import bm25, frequencies, idf, ranked
 from ctxfold.retrieval.embeddings import share_vectors
+from ctxfold.retrieval.originals import (
+    original_record,
+)
 from ctxfold.state import (
     Session,
     draft,

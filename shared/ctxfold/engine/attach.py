@@ -32,9 +32,11 @@ from ctxfold.history.diff import (
 )
 from ctxfold.history.records import OWN_NAME, Compacted, MessageAdded, MessageRemoved, SessionKey
 from ctxfold.history.view import Entry
-from ctxfold.inspect.explain import conversation as whole_conversation
 from ctxfold.messages import Message, content_key
 from ctxfold.protocols import Store
+from ctxfold.retrieval.originals import (
+    conversation as whole_conversation,
+)
 from ctxfold.state import Session
 
 BRANCH = "~"  # between a session's name and the suffix of a branch

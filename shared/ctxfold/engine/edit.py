@@ -43,10 +43,15 @@ from ctxfold.history.records import (
     Unpinned,
 )
 from ctxfold.history.view import Entry, View
-from ctxfold.inspect.explain import conversation, ids_of, seen_by_user, with_hidden
 from ctxfold.messages import Message, Opaque, Role, check_role, content_key, validated
 from ctxfold.policy.settings import Policy, policy_for
 from ctxfold.protocols import Document, Store
+from ctxfold.retrieval.originals import (
+    conversation,
+    ids_of,
+    seen_by_user,
+    with_hidden,
+)
 from ctxfold.state import (
     Session,
     index_entry,

@@ -149,8 +149,7 @@ class Engine:
         elif strategy_in_force(stored := opened.stored_rules().strategy, self.strategies, key.session).name != stored:
             rules = rules.model_copy(update={"strategy": stored})  # of a newer release, or the user's own
         session = self._open_sessions.get_or_make(key, lambda: opened)
-        timed_out = session.timed_out_turns()
-        if timed_out:
+        if timed_out := session.timed_out_turns():
             yield from session.close_turns(timed_out, "aborted")
         policy_json = policy_text(rules, session.state.policy_json)
         if create and session.state.policy_json != policy_json:

@@ -42,11 +42,13 @@ from ctxfold.history.records import (
 from ctxfold.history.snapshot import NEWER_SNAPSHOT, OpenSlots, Slot, Snapshot, parse_snapshot, stored_message
 from ctxfold.history.view import Entry, section_note
 from ctxfold.index.terms import sentences
-from ctxfold.inspect.explain import original_record
 from ctxfold.messages import Message, without_compactions
 from ctxfold.policy.settings import Policy
 from ctxfold.protocols import Ports, Rewrite, Store
-from ctxfold.state import Session, closing_draft, draft
+from ctxfold.retrieval.originals import (
+    original_record,
+)
+from ctxfold.state import Session, draft
 from ctxfold.validation import moment
 
 TRIES = 16
@@ -498,7 +500,8 @@ def _rewrite_log(
         scrub.note(record, body)
         if body != record.body:
             changed.append(replace(record, body=body))
-    drafts = [closing_draft(ports, turn, "aborted") for turn in open_turns(records, scrub.emptied)]
+    left = open_turns(records, scrub.emptied)
+    drafts = [draft(ports, TurnClosed("aborted"), turn_id=turn, record_id=f"c:{turn}") for turn in left]
     drafts.append(draft(ports, Erased(tuple(sorted(erased_ids))), record_id=f"{NOTICE}{ports.ids.new()}"))
     unindexed = tuple(r.seq for r in changed if isinstance(r.body, Erased))
     touched = tuple(sorted({*scrub.erased_ids, *scrub.summaries}))  # what was learnt from an old summary goes too

@@ -20,11 +20,18 @@ from typing import Any, TypeVar
 from ctxfold.compaction.compact import gauge, idle_time
 from ctxfold.effects import Complete, Effect, Flow, OpenStream, StoreCall
 from ctxfold.engine.attach import check_answered, reconcile, rewound, stored_reply
-from ctxfold.engine.calibrate import calibrate_from_refusal, calibration_drafts
 from ctxfold.engine.edit import move_to_end, remove_ids, revert
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.fit import FRAME_TOKENS
-from ctxfold.engine.request import Options, build_request, note_prefix, scratch_tokens, with_passages
+from ctxfold.engine.request import (
+    Options,
+    build_request,
+    calibrate_from_refusal,
+    calibration_drafts,
+    note_prefix,
+    scratch_tokens,
+    with_passages,
+)
 from ctxfold.engine.section_placement import PlacedSections, place_sections, put_at_head, take_from_head
 from ctxfold.errors import (
     BackendError,

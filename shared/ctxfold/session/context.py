@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
-from typing import Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.compaction.commit import Outcome
@@ -28,11 +28,14 @@ from ctxfold.events import Subscriber
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import SessionKey
 from ctxfold.history.view import View
-from ctxfold.inspect.explain import Audience, Explanation, conversation, explain
 from ctxfold.messages import Message, Usage, Visibility, validated
 from ctxfold.policy.prices import CostLine, Prices
 from ctxfold.policy.settings import Policy, PolicyChanges, PolicyFields
 from ctxfold.protocols import ContextBackend, Embedder, Ports, Reply, Store, TokenCounter
+from ctxfold.retrieval.originals import (
+    Audience,
+    conversation,
+)
 from ctxfold.sections.section import Section
 from ctxfold.session.files import SessionFiles, load_log, parse_session, stored_policy
 from ctxfold.session.parts import Input, SessionArchive, SessionEditing, SessionErasure, SessionHandle, SessionMemory
@@ -40,6 +43,9 @@ from ctxfold.session.service import ContextService
 from ctxfold.stream import Completed, StreamEvent
 from ctxfold.tokens.text import TextCounter
 from ctxfold.validation import check_name, check_text, name_or_own
+
+if TYPE_CHECKING:
+    from ctxfold.inspect.explain import Explanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,9 +453,10 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
 
         Its `gauge` says how full the window is, the room that is left, and the tokens until the next compaction.
         """
-        session = yield from self.handle.open()
-        level = gauge(session, session.stage(self.handle.own_turn(session)), self.handle.counter)
-        return (yield from explain(session, level, costs(session)))
+        from ctxfold.inspect.explain import explain  # only here: a report is asked for by few programs
+
+        s = yield from self.handle.open()
+        return (yield from explain(s, gauge(s, s.stage(self.handle.own_turn(s)), self.handle.counter), costs(s)))
 
     aexplain = async_method(explain)
 

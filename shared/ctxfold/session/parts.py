@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ctxfold.compaction.compact import costs, gauge
 from ctxfold.compaction.goal import set_goal, set_subgoal
@@ -24,16 +24,23 @@ from ctxfold.history.memory_items import MemoryItem, Remembered
 from ctxfold.history.records import GoalSet, SessionKey
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.view import Entry
-from ctxfold.inspect.explain import MessageExplanation, explain_message, newest_version, original, original_record
-from ctxfold.inspect.report import Inspection, inspect
 from ctxfold.memory.extraction import EXTRACTED, check_kinds, learn
 from ctxfold.memory.store import MEMORY_KINDS, Recollection, new_item, search, visible
 from ctxfold.messages import Message, Role, user
 from ctxfold.protocols import AsyncChunkStream, ChunkStream, ContextBackend, Reply, Request, Store, TokenCounter
+from ctxfold.retrieval.originals import (
+    newest_version,
+    original,
+    original_record,
+)
 from ctxfold.session.handle import KeyedSession, SessionPart, T
 from ctxfold.state import Session
 from ctxfold.stream import StreamPiece
 from ctxfold.validation import is_a, kind_of
+
+if TYPE_CHECKING:
+    from ctxfold.inspect.explain import MessageExplanation
+    from ctxfold.inspect.report import Inspection
 
 Input: TypeAlias = "str | Message | Sequence[Message]"
 
@@ -303,6 +310,8 @@ class SessionArchive(SessionPart):
     @sync_method
     def explain(self, message_id: str) -> Flow[MessageExplanation]:
         """Returns where one message is now, by its id or `#17`, and the reference that reads it back."""
+        from ctxfold.inspect.explain import explain_message
+
         return self._session.edit(lambda _, s: explain_message(s, message_id))
 
     aexplain = async_method(explain)
@@ -311,6 +320,8 @@ class SessionArchive(SessionPart):
     def inspect(self) -> Flow[Inspection]:
         """Reports on the window, its history, and where every message is now; reads the log."""
         own_turn = self._session.own_turn
+        from ctxfold.inspect.report import inspect
+
         return self._session.edit(lambda e, s: inspect(s, gauge(s, s.stage(own_turn(s)), e.ports.counter), costs(s)))
 
     ainspect = async_method(inspect)
