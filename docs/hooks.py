@@ -13,7 +13,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 BORROWED: Final = {"contributing.md": ROOT / "CONTRIBUTING.md", "changelog.md": ROOT / "CHANGELOG.md"}
 PACKAGES: Final = {
-    "ctxfold": "The engine. [Every public name](../api.md) says which page explains what.",
+    "ctxfold": "The engine. [Every public name](../reference.md#every-public-name) says which page explains what.",
     "langchain_ctx": "The classes for LangChain. [Which one to use](../langchain.md).",
     "llamaindex_ctx": "The classes for LlamaIndex. [Which one to use](../llamaindex.md).",
 }
@@ -47,14 +47,14 @@ def reference(package: str, about: str) -> str:
 
 
 def _homes(package: str) -> dict[str, str]:
-    """Returns the module of each public name, as the package's own imports and the tables of api.md say."""
+    """Returns the module of each public name, as the package's own imports and the tables of reference.md say."""
     start = Path(str(importlib.import_module(package).__file__))
     homes: dict[str, str] = {}
     for node in ast.walk(ast.parse(start.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package):
             homes |= {name.asname or name.name: str(node.module) for name in node.names}
-    api = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    for name, listed in re.findall(rf"^\| `({package}\.[\w.]+)` \| ([^|]*) \|", api, flags=re.MULTILINE):
+    tables = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    for name, listed in re.findall(rf"^\| `({package}\.[\w.]+)` \| ([^|]*) \|", tables, flags=re.MULTILINE):
         homes |= dict.fromkeys(re.findall(r"`(\w+)`", listed), name)
     return homes
 

@@ -128,7 +128,7 @@ class ChatCtx(SessionChatModel):
         `config={"configurable": {"session_id": "s1", "owner": "ann"}}` (or `thread_id`); these take precedence over the fields.
         In a graph's run the fields come first, then the thread, and an owner is read under `owner_key` alone.
         `chat.invoke(..., context_window=4_000)`, or that name in `configurable`, sets the window of a single request. How a
-        session treats lists, batches, retries, fallbacks and caches is described in docs/langchain-sessions.md.
+        session treats lists, batches, retries, fallbacks and caches is described in docs/langchain.md.
 
     Invoke:
         `chat.invoke("hello")`; reasoning is in `additional_kwargs["reasoning_content"]` and in `content_blocks`.

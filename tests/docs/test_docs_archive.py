@@ -1,15 +1,15 @@
-"""The examples of docs/archive.md run as they stand, one after the other in one folder."""
+"""The examples on the archive in docs/sessions.md run as they stand, one after the other in one folder."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "archive.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+from tests.support.pages import examples, page, section
+
+EXAMPLES = examples(section(page("sessions.md"), "## The archive"))
 
 
 def test_the_examples_in_order(
@@ -19,7 +19,7 @@ def test_the_examples_in_order(
     names: dict[str, Any] = {}
     assert len(EXAMPLES) == 8
     for example in EXAMPLES:
-        exec(compile(example, "archive.md", "exec"), names)
+        exec(compile(example, "sessions.md", "exec"), names)
     names["loaded"].close()
     names["ctx"].close()
     printed = capsys.readouterr().out

@@ -19,23 +19,21 @@ from ctxfold.backends.profile import load_profile, provider_names
 from ctxfold.engine.request import RequestOptions
 from ctxfold.policy.settings import policy_for
 from ctxfold.testing import ModelServer
-from tests.support.public_names import public_names
+from tests.support.pages import DOCS, examples, page, section
+from tests.support.public_names import API, public_names
 
-DOCS = Path(__file__).parents[2] / "docs"
-ENGINE, EDITING, API = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("engine", "editing", "api"))
-
-
-def examples(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page, flags=re.S)
+ENGINE = page("engine.md")
+EDITING = section(page("sessions.md"), "## Edit")
+SETTINGS = section(page("reference.md"), "## Settings")
 
 
 def named(text: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", text))
 
 
-def rows(page: str, heading: str) -> list[list[str]]:
+def rows(text: str, heading: str) -> list[list[str]]:
     """The cells of the first table under a heading."""
-    part = page.partition(heading)[2]
+    part = text.partition(heading)[2] if heading else text
     table = re.search(r"\n\|.*?\n\n", part + "\n\n", flags=re.S)
     assert table is not None
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[0].strip().splitlines()[2:]]
@@ -48,8 +46,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         yield {"base_url": server.base_url}
 
 
-def run(page: str, name: str, names: dict[str, Any]) -> None:
-    for example in examples(page):
+def run(text: str, name: str, names: dict[str, Any]) -> None:
+    for example in examples(text):
         exec(compile(example, name, "exec", dont_inherit=True), names)
 
 
@@ -69,14 +67,14 @@ def test_the_engine(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -
 
 def test_editing(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert len(examples(EDITING)) == 2
-    run(EDITING, "editing.md", names)
+    run(EDITING, "sessions.md", names)
     assert capsys.readouterr().out.splitlines() == ["['My locker is 48-B.', 'Noted.']"] * 2
     names["ctx"].close()
 
 
 def test_what_has_no_page_of_its_own(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert len(examples(API)) == 2
-    run(API, "api.md", names)
+    run(API, "reference.md", names)
     printed = capsys.readouterr().out
     assert "4711" in printed
     assert "['human', 'ai'] ['user', 'assistant']" in printed
@@ -95,9 +93,7 @@ def test_every_option_of_send_is_in_the_table() -> None:
 
 
 def test_every_setting_is_in_its_table_with_its_default() -> None:
-    table = {
-        name: row[1] for row in rows((DOCS / "settings.md").read_text(encoding="utf-8"), "# ") for name in named(row[0])
-    }
+    table = {name: row[1] for row in rows(SETTINGS, "") for name in named(row[0])}
     assert table.keys() == Policy.model_fields.keys()
     for name, field in Policy.model_fields.items():
         if not field.is_required():
@@ -132,15 +128,15 @@ def test_type_checkers_see_what_a_package_loads(package: Any) -> None:
 
 @pytest.mark.parametrize("package", [ctxfold, langchain_ctx, llamaindex_ctx])
 def test_every_public_name_is_in_its_table(package: Any) -> None:
-    told = [name for row in rows(API, f"## `{package.__name__}`") for name in re.findall(r"`(\w+)`", row[0])]
+    told = [name for row in rows(API, f"### `{package.__name__}`") for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(told) == sorted(package.__all__), "each once, and nothing else"
     public = public_names(package.__name__)
     assert [n for n, found in public.items() if isinstance(found, type | type(run)) and not found.__doc__] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", *sorted(p.name for p in DOCS.glob("*.md"))])
-def test_links_lead_somewhere(page: str) -> None:
-    path = DOCS / page if (DOCS / page).exists() else DOCS.parent / page
+@pytest.mark.parametrize("name", [path.name for folder in (DOCS, DOCS.parent) for path in sorted(folder.glob("*.md"))])
+def test_links_lead_somewhere(name: str) -> None:
+    path = DOCS / name if (DOCS / name).exists() else DOCS.parent / name
     prose = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.S | re.M)
     for target, _, heading in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", prose)):
         if target.startswith("http"):

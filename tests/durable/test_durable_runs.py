@@ -10,7 +10,6 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -23,14 +22,14 @@ from ctxfold.compaction.background import LEASE
 from ctxfold.history.records import Compacted, MessageAdded, SessionKey, TurnClosed
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
+from tests.support.pages import examples, page, section
 from tests.support.postgres_schema import fresh_schema
 from tests.support.processes import import_once, start
 from tests.support.summaries import asks_on_live_prefix
 
 import_once(__name__)
 
-PAGE = (Path(__file__).parents[2] / "docs" / "durable.md").read_text(encoding="utf-8")
-DBOS_APP, DBOS_START, LANGGRAPH = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+DBOS_APP, DBOS_START, LANGGRAPH = examples(section(page("scaling.md"), "## Durable execution"))
 KILLS = int(os.environ.get("CTXFOLD_KILLS", "6"))
 TURNS = 8
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -79,13 +78,13 @@ def run_dbos(store_url: str, system_url: str, schema: str, model_url: str, sessi
         "specs": [ToolSpec("read_file", "Reads a file.", SCHEMA)],
         "__name__": "durable",
     }
-    exec(compile(DBOS_APP, "durable.md", "exec", dont_inherit=True), names)
+    exec(compile(DBOS_APP, "scaling.md", "exec", dont_inherit=True), names)
     names["config"] |= {"dbos_system_schema": schema, "log_level": "CRITICAL", "console_log_level": "CRITICAL"}
     launch, turn = DBOS_START.split("with SetWorkflowID")
-    exec(compile(launch, "durable.md", "exec", dont_inherit=True), names)
+    exec(compile(launch, "scaling.md", "exec", dont_inherit=True), names)
     for number in range(TURNS):
         names |= {"session": session, "turn_id": f"{session}/turn-{number}", "text": question(number)}
-        exec(compile(f"with SetWorkflowID{turn}", "durable.md", "exec", dont_inherit=True), names)
+        exec(compile(f"with SetWorkflowID{turn}", "scaling.md", "exec", dont_inherit=True), names)
     names["DBOS"].destroy()
 
 
@@ -102,7 +101,7 @@ def run_langgraph(store_url: str, saver_url: str, model_url: str, thread: str) -
         PostgresSaver.from_conn_string(saver_url) as saver,
     ):
         names: dict[str, Any] = {"store_url": store_url, "model": model, "tools": [read_file], "saver": saver}
-        exec(compile(LANGGRAPH, "durable.md", "exec", dont_inherit=True), names)
+        exec(compile(LANGGRAPH, "scaling.md", "exec", dont_inherit=True), names)
         for number in range(TURNS):
             names["agent_turn"](names["agent"], thread, f"{thread}-q{number}", question(number))
         names["context"].close()

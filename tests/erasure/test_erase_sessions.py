@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from ctxfold.history.records import Draft, MessageAdded, SessionKey
 from tests.erasure.erasing import MARK, SAID, filled, opened_store
 from tests.erasure.scan import places_of
 from tests.support.driven import Driven, context, text_of, turns
+from tests.support.pages import examples, page, section
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -124,13 +124,12 @@ def test_retention_by_age(make: Callable[..., Driven], store: Any) -> None:
 
 def test_the_page_on_erasing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "erasure.md").read_text(encoding="utf-8")
-    example, retention = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    example, retention = examples(section(page("sessions.md"), "## Erase"))
     names: dict[str, Any] = {}
-    exec(compile(example, "erasure.md", "exec"), names)
+    exec(compile(example, "sessions.md", "exec"), names)
     with names["ctx"] as ctx:
         assert ctx.messages() == ()
-    exec(compile(retention, "erasure.md", "exec"), names)
+    exec(compile(retention, "sessions.md", "exec"), names)
     assert names["done"] == Pruned()
 
 

@@ -1,4 +1,4 @@
-"""The bytes of PostgreSQL's files after an erasure, as docs/erasure.md tells them; on a cluster of the test's own."""
+"""The bytes of PostgreSQL's files after an erasure, as docs/sessions.md describes them; on a cluster of the test's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ChatCtx` with a session: docs/langchain-sessions.md, point by point."""
+"""`ChatCtx` with a session: the sessions of docs/langchain.md, point by point."""
 
 from __future__ import annotations
 

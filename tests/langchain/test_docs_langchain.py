@@ -1,4 +1,4 @@
-"""The examples of docs/langchain.md and docs/langchain-sessions.md run as they stand, and what they make answers."""
+"""The examples of docs/langchain.md run as they stand, and what they make answers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,15 @@ from langgraph.warnings import LangGraphDeprecatedSinceV10
 import langchain_ctx
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, CtxChatMessageHistory
+from tests.support.pages import examples, page
 
-DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = examples(page("langchain.md"))
 TOLD, ASKED = HumanMessage("My locker is 47-B."), HumanMessage("What is my locker?")
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 
-def examples(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.S)
-
-
-def run(names: dict[str, Any], page: str, number: int) -> None:
-    exec(compile(examples(page)[number], page, "exec", dont_inherit=True), names)
+def run(names: dict[str, Any], number: int) -> None:
+    exec(compile(EXAMPLES[number], "langchain.md", "exec", dont_inherit=True), names)
 
 
 @pytest.fixture
@@ -55,14 +52,14 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 
 
 def test_an_agent(names: dict[str, Any]) -> None:
-    run(names, "langchain.md", 0)
+    run(names, 0)
     thread: Any = {"configurable": {"thread_id": "ann"}}
     names["agent"].invoke({"messages": [TOLD]}, thread)
     assert "47-B" in names["agent"].invoke({"messages": [ASKED]}, thread)["messages"][-1].text
 
 
 def test_a_model_in_its_context(names: dict[str, Any]) -> None:
-    run(names, "langchain.md", 1)
+    run(names, 1)
     chat, config = names["chat"], {"configurable": {"session_id": "ann"}}
     chat.invoke([TOLD], config)
     assert "47-B" in chat.invoke([ASKED], config).text
@@ -72,7 +69,7 @@ def test_a_model_in_its_context(names: dict[str, Any]) -> None:
 
 def test_a_node_in_a_chain(names: dict[str, Any]) -> None:
     names["messages"] = [TOLD, AIMessage("Noted."), ASKED]
-    run(names, "langchain.md", 2)
+    run(names, 2)
     assert "47-B" in names["chain"].invoke(names["messages"], THREAD).text
     assert [m.text for m in names["fit"].context("ann").messages()] == [TOLD.content, "Noted.", ASKED.content]
     names["fit"].close()
@@ -80,14 +77,14 @@ def test_a_node_in_a_chain(names: dict[str, Any]) -> None:
 
 def test_a_node_as_a_hook(names: dict[str, Any]) -> None:
     with pytest.warns(LangGraphDeprecatedSinceV10):
-        run(names, "langchain.md", 3)
+        run(names, 3)
     names["agent"].invoke({"messages": [TOLD]}, THREAD)
     assert "47-B" in names["agent"].invoke({"messages": [ASKED]}, THREAD)["messages"][-1].text
     assert names["fit"].context("t").usage().turns == 1
 
 
 def test_documents(names: dict[str, Any]) -> None:
-    run(names, "langchain.md", 4)
+    run(names, 4)
     assert "7:40" in names["chat"].invoke("When does the ferry leave?").text
 
 
@@ -96,14 +93,14 @@ def test_other_histories(names: dict[str, Any]) -> None:
         "old": InMemoryChatMessageHistory(messages=[TOLD, AIMessage("Noted.")]),
         "copy": InMemoryChatMessageHistory(),
     }
-    run(names, "langchain.md", 5)
+    run(names, 7)
     assert [m.text for m in names["history"].context.messages()] == [TOLD.content, "Noted.", "And today?"]
     assert {m.text for m in names["copy"].messages} == {TOLD.content, "Noted.", "And today?"}
     names["history"].close()
 
 
 def test_a_wire(names: dict[str, Any]) -> None:
-    run(names, "langchain.md", 6)
+    run(names, 8)
     said = names["agent"].invoke({"messages": [TOLD, AIMessage("Noted."), ASKED]})["messages"]
     assert "47-B" in said[-1].text
     assert said[-1].response_metadata["model_provider"] == names["gemini"].provider == "gemini"
@@ -112,7 +109,7 @@ def test_a_wire(names: dict[str, Any]) -> None:
 
 def test_owners_of_a_history(names: dict[str, Any]) -> None:
     names["prompt"] = ChatPromptTemplate.from_messages([MessagesPlaceholder("history"), ("human", "{question}")])
-    run(names, "langchain-sessions.md", 0)
+    run(names, 5)
     config: Any = names["config"]
     names["chain"].invoke({"question": TOLD.content}, config)
     assert "47-B" in names["chain"].invoke({"question": ASKED.content}, config).text
@@ -135,13 +132,12 @@ def test_a_tool_round_of_several_runs() -> None:
         }
         names |= {"HumanMessage": HumanMessage, "ToolMessage": ToolMessage}
         names["RunnableWithMessageHistory"] = RunnableWithMessageHistory
-        run(names, "langchain-sessions.md", 1)
+        run(names, 6)
         assert names["answer"].text == "It is entry 7."
         assert [m.type for m in factory("s").messages] == ["human", "ai", "tool", "ai"]
 
 
 def test_every_example_is_run_and_every_name_exists() -> None:
-    assert len(examples("langchain.md")) == 7
-    assert len(examples("langchain-sessions.md")) == 2
-    named = set(re.findall(r"from langchain_ctx import ([^\n]+)", "\n".join(examples("langchain.md"))))
+    assert len(EXAMPLES) == 9
+    named = set(re.findall(r"from langchain_ctx import ([^\n]+)", "\n".join(EXAMPLES)))
     assert {name for line in named for name in line.split(", ")} <= set(langchain_ctx.__all__)

@@ -1,4 +1,4 @@
-"""The examples of docs/langchain-migration.md, the old ones too: they run as they stand, and after the change all is remembered."""
+"""The examples for LangChain in docs/migration.md run, the old ones too, and after the change all is remembered."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxfold.testing import ModelServer
 from langchain_ctx import ChatCtx
+from tests.support.pages import examples, page, section
 
-PAGE = (Path(__file__).parents[2] / "docs" / "langchain-migration.md").read_text(encoding="utf-8")
-SECTIONS = {name.strip("`"): body for name, body in re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M)}
+PAGE = section(page("migration.md"), "## From LangChain")
+SECTIONS = {name.strip("`"): section(PAGE, f"### {name}") for name in re.findall(r"^### (\S+)$", PAGE, flags=re.M)}
 CHATTER = "We also spoke about the weather in the old town for a while, and about the boats. " * 3
 ASKED = "What is the code of locker 3?"
 
 
-def example(section: str, number: int) -> str:
-    return re.findall(r"```python\n(.*?)```", SECTIONS[section], flags=re.S)[number]
+def example(name: str, number: int) -> str:
+    return examples(SECTIONS[name])[number]
 
 
 def told(number: int) -> str:
@@ -46,8 +47,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         yield {"model": model, "tools": [], "saver": InMemorySaver(), "messages": past(3), "server": server}
 
 
-def run(names: dict[str, Any], section: str, number: int) -> dict[str, Any]:
-    exec(compile(example(section, number), "langchain-migration.md", "exec", dont_inherit=True), names)
+def run(names: dict[str, Any], name: str, number: int) -> dict[str, Any]:
+    exec(compile(example(name, number), "migration.md", "exec", dont_inherit=True), names)
     return names
 
 

@@ -22,6 +22,7 @@ from llama_index.core.memory.types import BaseMemory
 
 from ctxfold.testing import ModelServer
 from llamaindex_ctx import CtxLLM, CtxMemory
+from tests.support.pages import examples, page, section
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning"),
@@ -29,16 +30,11 @@ pytestmark = [
     # LlamaIndex's Memory leaves its connection to the collector
     pytest.mark.filterwarnings("ignore:.*aiosqlite.core.Connection.*was deleted before being closed:ResourceWarning"),
 ]
-DOCS = Path(__file__).parents[2] / "docs"
 
 
-def examples(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.S)
-
-
-async def execute(code: str, page: str, names: dict[str, Any]) -> None:
+async def execute(code: str, name: str, names: dict[str, Any]) -> None:
     """As a notebook's cell: `await` is allowed."""
-    made: Any = eval(compile(code, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+    made: Any = eval(compile(code, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
     if inspect.iscoroutine(made):
         await made
 
@@ -63,7 +59,8 @@ async def asked(llm: Any, memory: BaseMemory, question: str) -> str:
 async def test_the_page(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     handlers = get_dispatcher().event_handlers
     before = list(handlers)
-    memory, agent, session, reasoning, wire, sections, told = examples("llamaindex.md")
+    memory, agent, session, reasoning, wire, sections, *blocks, told = examples(page("llamaindex.md"))
+    assert len(blocks) == 3, "test_memory_docs.py runs them"
     await execute(memory, "llamaindex.md", names)
     assert "47-B" in await asked(names["llm"], names["memory"], "What is my locker?")
     await execute(agent, "llamaindex.md", names)
@@ -96,13 +93,13 @@ async def test_the_page(names: dict[str, Any], capsys: pytest.CaptureFixture[str
 
 
 async def test_the_migrations(names: dict[str, Any]) -> None:
-    pairs = examples("llamaindex-migration.md")
+    pairs = examples(section(page("migration.md"), "## From LlamaIndex"))
     assert len(pairs) == 6
     for before, after in zip(pairs[::2], pairs[1::2], strict=True):
-        await execute(before, "llamaindex-migration.md", names)
+        await execute(before, "migration.md", names)
         stock = names["memory"]
         assert not isinstance(stock, CtxMemory)
-        await execute(after, "llamaindex-migration.md", names)
+        await execute(after, "migration.md", names)
         memory = names["memory"]
         assert isinstance(memory, CtxMemory)
         assert [m.content for m in memory.get_all()] == ["My locker is 47-B."]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,9 @@ import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 
-PAGE = Path(__file__).parents[2] / "docs" / "llamaindex-blocks.md"
+from tests.support.pages import examples, page, section
+
+EXAMPLES = examples(section(page("llamaindex.md"), "## Memory blocks and chat stores"))
 
 
 def user(text: str) -> ChatMessage:
@@ -22,8 +23,9 @@ async def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     names: dict[str, Any] = {
         "llm": MockFunctionCallingLLM(response_generator=lambda messages, **kwargs: user("Noted."))
     }
-    for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S):
-        exec(compile(code, PAGE.name, "exec"), names)
+    assert len(EXAMPLES) == 3
+    for code in EXAMPLES:
+        exec(compile(code, "llamaindex.md", "exec"), names)
     async with names["memory"] as memory:
         await memory.aput(user("When shall we meet?"))
         assert any("Ann lives in Bonn" in str(m.content) for m in await memory.aget())

@@ -6,7 +6,6 @@ import copy
 import json
 import pickle
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +36,7 @@ from llamaindex_ctx import CtxMemory, with_context
 from tests.llamaindex.scripted_agents import Script, add, selecting
 from tests.llamaindex.talk import bot, contents, parking, result, user
 from tests.llamaindex.twins import Driver
+from tests.support.pages import page
 
 pytestmark = [
     # agents read all attributes of their own class, deprecated ones of pydantic too
@@ -161,9 +161,8 @@ class Shelf(BaseRetriever):
 
 @pytest.mark.parametrize("engine_class", [ContextChatEngine, CondensePlusContextChatEngine])
 def test_a_completion_model_behind_a_retriever_can_be_prompted_as_ever(engine_class: Any, memory: CtxMemory) -> None:
-    """The engine's templates make entries of the marks; the function that docs/llamaindex-migration.md gives leaves them out."""
-    page = (Path(__file__).parents[2] / "docs" / "llamaindex-migration.md").read_text(encoding="utf-8")
-    given = re.search(r"`messages_to_prompt=(lambda .*?)`", page)
+    """The engine's templates make entries of the marks; the function that docs/migration.md gives leaves them out."""
+    given = re.search(r"`messages_to_prompt=(lambda .*?)`", page("migration.md"))
     assert given is not None
     words_alone = MockLLM(messages_to_prompt=eval(given[1]))
     memory.set(TALK)

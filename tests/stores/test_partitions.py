@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Generator
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,6 +12,7 @@ import pytest
 
 from ctxfold import ConfigError, SqlStore, user
 from ctxfold.history.records import Draft, MessageAdded, SessionKey
+from tests.support.pages import examples, page, section
 from tests.support.postgres_schema import fresh_schema
 from tests.support.processes import CONTEXT, import_once, start
 
@@ -53,13 +52,10 @@ def every(count: int) -> dict[str, int]:
     return {f"ctxfold_{name}": count for name in names}
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
-
-
 def test_the_programs_of_the_page(url: str) -> None:
-    """docs/scaling.md as it stands, on a database of the test's own."""
+    """Those on partitions, on a database that only the test uses; tests/durable runs the others."""
     names: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.S | re.M):
+    for block in examples(section(page("scaling.md"), "## Partitions")):
         code = block.replace("postgresql+psycopg://user:password@host/database", url)
         exec(compile(code, "scaling.md", "exec", dont_inherit=True), names)
     assert partitions(url) == every(16)

@@ -1,15 +1,16 @@
-"""The public names of the three packages: their fronts, and what docs/api.md lists by module."""
+"""The public names of the three packages: their fronts, and what docs/reference.md lists by module."""
 
 from __future__ import annotations
 
 import re
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
+
+from tests.support.pages import page, section
 
 __all__ = ["API", "by_module", "public_names"]
 
-API: Final = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+API: Final = section(page("reference.md"), "## Every public name")
 
 
 def by_module(package: str) -> list[tuple[str, str]]:
