@@ -1,4 +1,4 @@
-"""What mkdocs does beside rendering: pages from other files, the reference, checks of code blocks, and llms.txt."""
+"""What mkdocs does in addition to rendering: pages from other files, the reference, checks of code blocks, and llms.txt."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import importlib
 import logging
 import re
+import runpy
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -60,13 +61,16 @@ def _homes(package: str) -> dict[str, str]:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Leads links to files outside docs/ to their pages, and warns of Python blocks that do not compile."""
+    """Leads links to files outside docs/ to their pages, lists the error messages, and warns of Python that does not compile."""
     name = page.file.src_uri
     for block in BLOCK.findall(markdown):
         try:
             compile(block, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         except SyntaxError as error:
             log.warning("%s: a Python block does not compile: %s", name, error)
+    if name == "troubleshooting.md":
+        messages = runpy.run_path(str(ROOT / "docs" / "messages.py"))
+        markdown = markdown.replace(messages["MARK"], messages["listed"](messages["collect"]()))
     source = BORROWED.get(name, ROOT / "docs" / name)
     text = LINK.sub(lambda match: _led(match, source, name), markdown)
     pages[name] = (str(page.title), text)

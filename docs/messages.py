@@ -1,6 +1,6 @@
-"""Collects the error messages of the three packages from their source, and writes them into docs/troubleshooting.md.
+"""Collects the error messages of the three packages from their source, for the page on troubleshooting.
 
-`python docs/messages.py` writes the list behind the line `<!-- messages -->` of that page anew.
+The site has them in place of the line `<!-- messages -->`; `python docs/messages.py` prints them.
 """
 
 from __future__ import annotations
@@ -8,16 +8,14 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MARK", "PAGE", "PLACEHOLDER", "collect", "listed", "main"]
+__all__ = ["MARK", "PLACEHOLDER", "collect", "listed"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-PAGE: Final = ROOT / "docs" / "troubleshooting.md"
 PACKAGES: Final = ("shared/ctxfold", "langchain_ctx", "llamaindex_ctx")
 MARK: Final = "<!-- messages -->"
 PLACEHOLDER: Final = "…"
@@ -43,16 +41,6 @@ def listed(messages: Mapping[str, list[str]]) -> str:
     for name, texts in messages.items():
         parts.append(f"### {name}\n\n" + "\n".join(f"- `{text}`" for text in texts) + "\n")
     return "\n".join(parts)
-
-
-def main() -> int:
-    """Writes the list behind the mark of the page."""
-    head, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
-    if not mark:
-        print(f"error: {PAGE.name} has no line {MARK}", file=sys.stderr)
-        return 1
-    PAGE.write_text(f"{head}{MARK}\n\n{listed(collect())}", encoding="utf-8")
-    return 0
 
 
 def _messages(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -85,4 +73,4 @@ def _text(node: ast.expr) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    print(listed(collect()))

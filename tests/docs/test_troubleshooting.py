@@ -1,41 +1,38 @@
-"""docs/troubleshooting.md has every error class and every message of the source."""
+"""The page on troubleshooting has every error class, and on the site every message of the source."""
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import re
+import runpy
 from functools import cache
-from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
 from ctxfold import AgentContext, CtxError, tool_result
 from langchain_ctx import ContextMiddleware
+from tests.support.pages import DOCS, page
 from tests.support.public_names import public_names
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-ADVICE, _, LISTED = PAGE.partition("## Every message")
+MESSAGES = runpy.run_path(str(DOCS / "messages.py"))
+PLACEHOLDER: str = MESSAGES["PLACEHOLDER"]
 
 
-def module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+def of_the_site(name: str) -> str:
+    """A page as the site renders it."""
+    on_page_markdown = runpy.run_path(str(DOCS / "hooks.py"))["on_page_markdown"]
+    about = SimpleNamespace(title=name, file=SimpleNamespace(src_uri=name))
+    return str(on_page_markdown(page(name), about, config=None, files=None))
 
 
-MESSAGES = module("messages")
+ADVICE, _, LISTED = of_the_site("troubleshooting.md").partition("## Every message")
 
 
 @cache
 def collected() -> dict[str, list[str]]:
     """Goes through the source once for all tests."""
-    return dict(MESSAGES.collect())
+    return dict(MESSAGES["collect"]())
 
 
 def test_every_message_of_the_source_is_listed() -> None:
@@ -44,7 +41,7 @@ def test_every_message_of_the_source_is_listed() -> None:
     missing = [
         text for name, texts in collected().items() for text in texts if f"- `{text}`" not in parts.get(name, "")
     ]
-    assert missing == [], "python docs/messages.py writes the list anew"
+    assert missing == []
 
 
 def test_no_listed_message_is_gone_from_the_source() -> None:
@@ -55,7 +52,7 @@ def test_no_listed_message_is_gone_from_the_source() -> None:
 def test_twelve_messages_at_random_are_found_by_their_words() -> None:
     texts = [text for texts in collected().values() for text in texts]
     for text in random.Random(16).sample(texts, 12):
-        longest = max(text.split(MESSAGES.PLACEHOLDER), key=len)
+        longest = max(text.split(PLACEHOLDER), key=len)
         assert longest in LISTED
 
 
@@ -74,7 +71,7 @@ def test_every_public_error_class_has_its_advice() -> None:
 def found(message: str) -> bool:
     """Whether one of the listed messages is this one, with its values filled in."""
     for listed in re.findall(r"^- `(.*)`$", LISTED, flags=re.M):
-        pattern = ".*".join(re.escape(piece) for piece in listed.split(MESSAGES.PLACEHOLDER))
+        pattern = ".*".join(re.escape(piece) for piece in listed.split(PLACEHOLDER))
         if len(listed) > 20 and re.fullmatch(pattern, message.replace("`", "'"), flags=re.S):
             return True
     return False
