@@ -26,8 +26,7 @@ from ctxfold.policy.settings import (
 )
 from ctxfold.protocols import BackendCapabilities, ContextBackend, Embedder, Ports, Request, Store, TokenCounter, Wire
 from ctxfold.sections.section import Section
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import TextCounter, text_counter
+from ctxfold.tokens.text import MessageCounter, TextCounter, text_counter
 from ctxfold.validation import check_has, is_a, kind_of, whole_number
 
 OPENAI = "openai_chat"

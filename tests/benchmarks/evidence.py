@@ -18,8 +18,7 @@ from ctxfold.protocols import Ports
 from ctxfold.retrieval.passages import Passage, chosen
 from ctxfold.retrieval.search import search
 from ctxfold.state import index_entry
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import text_counter
+from ctxfold.tokens.text import MessageCounter, text_counter
 from tests.benchmarks import agent_logs, coding_logs, recall_quality
 from tests.benchmarks.data import bfcl, plain
 from tests.benchmarks.sheets import Cell, Sheet

@@ -11,8 +11,7 @@ from typing import Any
 from ctxfold import AgentContext, OpenAIChatBackend, ToolSpec, tool_result
 from ctxfold.backends.openai_chat import canonical_lines
 from ctxfold.testing import ModelServer
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import text_counter
+from ctxfold.tokens.text import MessageCounter, text_counter
 from examples.demo.story import Story, Turn, load_story, playing
 from tests.benchmarks.sheets import Cell, Sheet
 

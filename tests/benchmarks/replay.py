@@ -13,8 +13,7 @@ from ctxfold.backends.profile import load_profile
 from ctxfold.backends.scripted import ScriptedBackend
 from ctxfold.protocols import Chunk
 from ctxfold.stream import PlayedStream
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import text_counter
+from ctxfold.tokens.text import MessageCounter, text_counter
 from tests.benchmarks.data import Trajectory
 
 __all__ = ["COUNTER", "PRICES", "Copier", "CopyingBackend", "Step", "Trace", "Traffic", "steps"]

@@ -28,7 +28,7 @@ from ctxfold.history.records import Draft, MessageAdded, PolicyChanged, SessionK
 from ctxfold.index.terms import term_counts
 from ctxfold.protocols import Document, Ports
 from ctxfold.retrieval.bm25 import ranked
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import MessageCounter
 from tests.benchmarks.data import DataMissingError, folder
 from tests.benchmarks.sheets import Cell, Sheet
 from tests.stores.servers import Cluster, cluster_programs, started_cluster

@@ -31,7 +31,7 @@ from ctxfold.history.cuts import complete_prefix, kept, legal_cuts, round_of
 from ctxfold.history.view import Entry
 from ctxfold.policy.settings import policy_for
 from ctxfold.protocols import BackendCapabilities
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import MessageCounter
 from tests.properties.machine import assert_legal
 from tests.support.driven import COUNTER, Driven, call, context, scripted, text_of, tool_round, turns
 from tests.support.open_sessions import opened

@@ -14,8 +14,7 @@ from ctxfold import Message, ToolCallPart, ToolResultPart, assistant, tool_resul
 from ctxfold.compaction.excerpts import Focus
 from ctxfold.compaction.tool_outputs import excerpt, sized
 from ctxfold.policy.settings import EXCERPT_TOKENS, policy_for
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import text_counter
+from ctxfold.tokens.text import MessageCounter, text_counter
 from tests.benchmarks.excerpts import seen
 from tests.benchmarks.tool_texts import KINDS, tool_text
 from tests.support.driven import Driven, call, scripted, tool_round, turns

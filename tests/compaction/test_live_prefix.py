@@ -29,7 +29,7 @@ from ctxfold import (
 from ctxfold.backends.anthropic import request_body
 from ctxfold.backends.profile import load_profile
 from ctxfold.testing import ModelServer, Scripted, ScriptedCall
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import MessageCounter
 from tests.support.driven import COUNTER, Driven, context, text_of
 from tests.support.summaries import asks_on_live_prefix, asks_with_transcript
 

@@ -14,8 +14,7 @@ import pytest
 from ctxfold import AgentContext, ScriptedBackend, ToolCallPart, assistant, history_tools, tool_result, user
 from ctxfold.compaction.verify import check, verbatim_lines
 from ctxfold.history.prompt_safety import as_quoted_data, redacted, strip_control_chars
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import RatioCounter
+from ctxfold.tokens.text import MessageCounter, RatioCounter
 
 _random = random.Random(7)
 HEX, ALNUM = "0123456789abcdef", string.ascii_letters + string.digits

@@ -32,7 +32,7 @@ from ctxfold.compaction.transcript import (
     transcript,
 )
 from ctxfold.compaction.verify import check
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import MessageCounter
 from tests.support.driven import COUNTER, Driven, call, scripted, text_of, tool_round, turns
 from tests.support.open_sessions import set_clock
 from tests.support.oracle import OracleSummarizer, fact, facts

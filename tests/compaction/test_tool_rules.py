@@ -24,7 +24,7 @@ from ctxfold import (
 from ctxfold.compaction.tool_outputs import sized
 from ctxfold.errors import MessageTooLargeError
 from ctxfold.policy.settings import policy_for
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import MessageCounter
 from tests.support.driven import COUNTER, Driven, scripted
 
 Make = Callable[..., Driven]

@@ -14,8 +14,7 @@ from ctxfold import Message, ToolCallPart, assistant, tool_result, user
 from ctxfold.compaction.extract import extract, flat, scan
 from ctxfold.compaction.verify import check, looks_wrong, repaired, too_much_invented, verbatim_lines
 from ctxfold.history.view import Entry
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import RatioCounter
+from ctxfold.tokens.text import MessageCounter, RatioCounter
 from tests.timing import cpu_s
 
 COUNTER = MessageCounter(RatioCounter())

@@ -8,8 +8,7 @@ from ctxfold import ConfigError, MediaPart, Message, TextPart, ToolSpec, assista
 from ctxfold.errors import WindowTooSmallError
 from ctxfold.messages import Opaque, ProviderSummary
 from ctxfold.policy.settings import policy_for
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import RatioCounter
+from ctxfold.tokens.text import MessageCounter, RatioCounter
 from tests.support.driven import call
 
 

@@ -31,8 +31,7 @@ from ctxfold.history.records import Calibrated
 from ctxfold.policy.settings import policy_for
 from ctxfold.protocols import BackendCapabilities
 from ctxfold.testing import ModelServer
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import RatioCounter
+from ctxfold.tokens.text import MessageCounter, RatioCounter
 from tests.support.driven import COUNTER, context, scripted, turns
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from ctxfold import MediaPart, Message, TextPart, history_tools, user
-from ctxfold.tokens.counter import MessageCounter
 from ctxfold.tokens.media import medium_of
-from ctxfold.tokens.text import RatioCounter
+from ctxfold.tokens.text import MessageCounter, RatioCounter
 from tests.support.driven import context, turns
 from tests.timing import cpu_s
 

@@ -14,7 +14,7 @@ from ctxfold.engine.turn import TurnInput
 from ctxfold.errors import MessageTooLargeError
 from ctxfold.history.records import SessionKey
 from ctxfold.testing import ModelServer
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import MessageCounter
 from tests.support.driven import COUNTER, Driven, scripted, turns
 from tests.support.open_sessions import opened
 from tests.support.summaries import asks_on_live_prefix

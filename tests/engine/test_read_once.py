@@ -21,7 +21,7 @@ from ctxfold.history.records import Draft, MessageAdded, Record, SessionKey
 from ctxfold.index.cache import SINGLE, TERMS, Hits, PassageCache
 from ctxfold.protocols import Document, Ports
 from ctxfold.retrieval.bm25 import ranked
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import MessageCounter
 from tests.support.driven import COUNTER
 
 KEY = SessionKey("ann", "s")

@@ -11,7 +11,7 @@ import pytest
 from ctxfold import ConfigError, ContextOverflowError, OpenAIChatBackend, Query, Reply, Request, Section
 from ctxfold.errors import WindowTooSmallError
 from ctxfold.testing import ModelServer
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import MessageCounter
 from tests.support.driven import COUNTER, Driven, context, scripted, turns
 
 Make = Callable[..., Driven]

@@ -321,5 +321,5 @@ def test_a_download_is_verified_and_kept(tmp_path: Path, intact: bool) -> None:
 
 
 def test_importing_loads_nothing(tmp_path: Path) -> None:
-    code = "import sys, ctxfold.tokens.counter\nprint(sorted({'tiktoken', 'httpx', 'sqlalchemy'} & set(sys.modules)))"
+    code = "import sys, ctxfold.tokens.text\nprint(sorted({'tiktoken', 'httpx', 'sqlalchemy'} & set(sys.modules)))"
     assert run_isolated(code, tmp_path).stdout.strip() == "[]"

@@ -16,8 +16,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from ctxfold.errors import ConfigError, ContextOverflowError
 from ctxfold.messages import user
 from ctxfold.testing import ModelServer
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import text_counter
+from ctxfold.tokens.text import MessageCounter, text_counter
 from langchain_ctx import ChatCtx, ContextMiddleware, ContextNode, with_context
 from llamaindex_ctx import CtxLLM
 from llamaindex_ctx import with_context as with_llm_context

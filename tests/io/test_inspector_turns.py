@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ctxfold import Prices, Reply, Request, Section, Usage, assistant, user
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import MessageCounter
 from tests.support.driven import COUNTER, Driven, context, scripted, turns
 
 PRICES = Prices(

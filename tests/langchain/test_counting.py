@@ -20,8 +20,7 @@ from langchain_core.messages import (
 from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.tools import tool
 
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import RatioCounter, text_counter
+from ctxfold.tokens.text import MessageCounter, RatioCounter, text_counter
 from langchain_ctx import token_counter
 from langchain_ctx.messages import from_langchain
 from tests.timing import cpu_s

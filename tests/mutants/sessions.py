@@ -468,7 +468,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "tokens/counter.py",
+        "tokens/text.py",
         (
             "the_summary_of_a_service_counts_as_our_text",
             "return total if provided is None else max(total, MESSAGE_OVERHEAD_TOKENS + provided.tokens)",

@@ -96,7 +96,7 @@ class Machine:
             turn.request = None
 
     def context(self, backend: Any, **settings: Any) -> AgentContext:
-        from ctxfold.tokens.counter import MessageCounter
+        from ctxfold.tokens.text import MessageCounter
 
         oracle: Any = OracleSummarizer(MessageCounter(COUNTER))
         if self.summarizer_kind == "fails":

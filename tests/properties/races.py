@@ -26,7 +26,7 @@ from ctxfold import (
 )
 from ctxfold.history.view import View
 from ctxfold.protocols import StoreCapabilities
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import MessageCounter
 from tests.properties.machine import assert_legal
 from tests.support.driven import COUNTER
 

@@ -22,7 +22,7 @@ from ctxfold import (
     tool_result,
     user,
 )
-from ctxfold.tokens.counter import MessageCounter
+from ctxfold.tokens.text import MessageCounter
 from tests.properties.machine import assert_legal
 from tests.support.driven import COUNTER
 from tests.support.open_sessions import opened

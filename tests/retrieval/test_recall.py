@@ -34,8 +34,7 @@ from ctxfold.retrieval.passages import SHORT_CHARS, Passage, chosen, render, sen
 from ctxfold.retrieval.search import search
 from ctxfold.state import index_entry
 from ctxfold.testing import ModelServer
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import TiktokenCounter
+from ctxfold.tokens.text import MessageCounter, TiktokenCounter
 from tests.support.driven import COUNTER
 
 KEY = SessionKey("ann", "s1")

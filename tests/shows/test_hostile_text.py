@@ -21,8 +21,7 @@ from ctxfold.compaction.goal import probe
 from ctxfold.history.view import Entry
 from ctxfold.index.terms import sentences, stretches, terms
 from ctxfold.lru import _LazyPattern  # pyright: ignore[reportPrivateUsage]
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import RatioCounter
+from ctxfold.tokens.text import MessageCounter, RatioCounter
 from tests.benchmarks.hostile_text import UNITS, body, pass_through
 from tests.timing import cpu_s
 
@@ -30,7 +29,7 @@ from tests.timing import cpu_s
 ANCHORED = frozenset(
     {
         "ctxfold.backends.media._DATA_URL",
-        "ctxfold.cli.doctor._EXTRA",
+        "ctxfold.cli.reading._EXTRA",
         "ctxfold.compaction.text_units._DOCTYPE",
         "ctxfold.compaction.text_units._KEY",
         "ctxfold.compaction.excerpts._NONE_AFTER",

@@ -24,8 +24,7 @@ from ctxfold.protocols import (
     Wire,
 )
 from ctxfold.stream import Fold, PlayedStream
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import TextCounter, text_counter
+from ctxfold.tokens.text import MessageCounter, TextCounter, text_counter
 from ctxfold.validation import kind_of
 
 

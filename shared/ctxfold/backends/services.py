@@ -29,7 +29,7 @@ from ctxfold.backends.transport import Open
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Ids, Reply, Request, Wire
-from ctxfold.tokens.counter import MESSAGE_OVERHEAD_TOKENS
+from ctxfold.tokens.text import MESSAGE_OVERHEAD_TOKENS
 from ctxfold.validation import as_dict, as_dicts, as_text
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ctxfold.cli.doctor import doctor
 from ctxfold.cli.mcp import mcp
-from ctxfold.cli.reading import inspect, search, sessions, show, watch, window
+from ctxfold.cli.reading import doctor, inspect, search, sessions, show, watch, window
 from ctxfold.cli.writing import compact, erase, export, fork, import_, memory, prune, undo
 
 app = typer.Typer(

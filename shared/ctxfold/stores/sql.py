@@ -98,11 +98,12 @@ class SqlStore(SqlTables):
 
     def _create_on_server(self, connection: Driven) -> None:
         """Makes the tables of a new store, those with partitions in several transactions; completes what another process began."""
-        from ctxfold.stores.sql_partitions import (
+        from ctxfold.stores.sql_schema import (
+            begin_creation,
             begun_partitions,
             create_partitioned,
+            create_tables,
         )
-        from ctxfold.stores.sql_schema import begin_creation, create_tables
 
         dialect = self._engine.dialect
         count = self._partitions or begun_partitions(connection)
@@ -138,10 +139,10 @@ class SqlStore(SqlTables):
         lock_creation(connection, self._engine.dialect, by_row=self._address.serializable)
 
     def _look_for_partitions(self, connection: Driven) -> None:
-        from ctxfold.stores.sql_partitions import (
+        from ctxfold.stores.sql_schema import (
             check_stored,
+            stored_partitions,
         )
-        from ctxfold.stores.sql_schema import stored_partitions
 
         stored = stored_partitions(connection)
         if self._partitions is not None:
