@@ -16,8 +16,7 @@ from typing import Final
 
 from ctxfold import AgentContext, Message, ToolCallPart, assistant, system, tool_result, user
 from ctxfold.engine.fit import Window
-from ctxfold.tokens.counter import MessageCounter
-from ctxfold.tokens.text import RatioCounter
+from ctxfold.tokens.text import MessageCounter, RatioCounter
 from examples.demo.story import Question, Story, Turn, load_story
 
 __all__ = ["Measured", "draw", "main", "measure"]
