@@ -260,7 +260,7 @@ def shown(browser: str, page: Path, fragment: str = "") -> str:
 
 def test_the_page_in_a_browser(inspected: Any, browser: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text(inspected.inspect().page(), encoding="utf-8")
+    page.write_text(inspected.archive.inspect().page(), encoding="utf-8")
     dom = shown(browser, page, "#q=locker%2047-B")
     assert "<title>ctxfold: &lt;s&gt;</title>" in dom  # no script but the page's own ran
     details = re.findall(r"<details([^>]*)>(.*?)</details>", dom.split('<section class="all">')[1], flags=re.S)

@@ -54,9 +54,8 @@ def test_another_process_finds_the_store_by_its_name(tmp_path: Path) -> None:
         "s1", store="chats", owner="ann", token_limit=1_200, hard_ratio=0.7, recall=False
     ) as memory:
         memory.put(ChatMessage(role="user", content="hello"))
-        data = memory.to_dict()
+        data, rules = memory.to_dict(), memory.context.policy
     assert data["store"] == "chats"
-    rules = memory.context.policy
     del memory
     gc.collect()  # as in a new process: the engine is gone, the name is registered
     with CtxMemory.from_dict(json.loads(json.dumps(data)), llm=MockLLM()) as again:

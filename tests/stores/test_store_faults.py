@@ -350,7 +350,7 @@ with AgentContext(store=sys.argv[1], context_window=100_000, counter=RatioCounte
     ctx.view(), ctx.messages()
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, resource.RLIM_INFINITY))
     try:
-        ctx.export_jsonl(sys.argv[2])
+        ctx.files.export_jsonl(sys.argv[2])
     except StoreUnavailableError as error:
         assert isinstance(error, OSError) and sys.argv[2] in str(error) and "free space" in str(error), error
     else:
