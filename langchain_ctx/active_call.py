@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from langchain_core.callbacks import (
     BaseCallbackHandler,
@@ -19,7 +19,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
 
-from ctxfold.adapters.calls import BorrowedModel, Invoke, other_way
+from ctxfold.adapters.calls import BorrowedModel, Invoke, forms, other_way
 from ctxfold.effects import Flow
 from ctxfold.errors import BackendError, ConfigError
 from ctxfold.events import (
@@ -115,10 +115,10 @@ class CallersModel(BorrowedModel):
         return "" if caller is None else caller.name
 
     def answer(self, request: Request) -> Flow[Reply]:
-        return _method(current_caller().answer)(request)
+        return (current_caller().answer or other_way)(request)
 
     def stream(self, request: Request) -> Flow[Any]:
-        return _method(current_caller().stream)(request)
+        return (current_caller().stream or other_way)(request)
 
 
 class CallersSummarizer(CallersModel):
@@ -164,10 +164,8 @@ class CallersSummarizer(CallersModel):
 
     def answer(self, request: Request) -> Flow[Reply]:
         if request.live_prefix:
-            return (yield from _method(current_caller().repeat)(request))
-        writer = self._writer()
-        reply: Reply = yield from Invoke(writer.send, writer.asend, request)
-        return reply
+            return (yield from (current_caller().repeat or other_way)(request))
+        return cast("Reply", (yield from Invoke(*forms(self._writer(), "send"), request)))
 
 
 def keeps_sessions(model: BaseChatModel) -> bool:
@@ -184,12 +182,6 @@ def check_sends_window(model: BaseChatModel) -> None:
             f"this {type(model).__name__} has use_previous_response_id=True: the service keeps the conversation and gets "
             "no window of it; leave that out"
         )
-
-
-def _method(method: Callable[[Request], Flow[T]] | None) -> Callable[[Request], Flow[T]]:
-    if method is None:
-        raise other_way()
-    return method
 
 
 # these are reported with counts and reasons; events that carry messages are for subscribers in the same program

@@ -24,7 +24,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from langchain_core.tracers.context import _configure_hooks  # pyright: ignore[reportPrivateUsage]
 
-from ctxfold.adapters.calls import BorrowedModel, Invoke
+from ctxfold.adapters.calls import BorrowedModel, Invoke, forms
 from ctxfold.adapters.summaries import SummaryWriter
 from ctxfold.compaction.live_prefix import answers_freely
 from ctxfold.compaction.summarize import Summary
@@ -170,7 +170,7 @@ class ReportedSummarizer(BorrowedModel):
         start, messages = manager.on_chat_model_start, messages_to_send(request.messages)
         (run,) = yield from Invoke(start, start, {"name": self.model}, [messages], name=RUN_NAME)
         try:
-            reply: Reply = yield from Invoke(self._backend.send, self._backend.asend, request)
+            reply: Reply = yield from Invoke(*forms(self._backend, "send"), request)
         except BaseException as error:
             yield from Invoke(run.on_llm_error, run.on_llm_error, error)
             raise

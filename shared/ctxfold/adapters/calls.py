@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from types import new_class
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, Self, TypeAlias, TypeVar, cast
 
 from ctxfold.adapters.part_order import bound
 from ctxfold.backends.base import BackendDefaults
@@ -55,26 +55,27 @@ class Invoke(Effect[Any]):
     __slots__ = ("_args", "_forms", "_kwargs")
 
     def __init__(
-        self, function: Callable[..., Any] | None, afunction: Callable[..., Any] | None, *args: Any, **kwargs: Any
+        self, function: Callable[..., Any] | None, afunction: Callable[..., Any] | None, /, *args: Any, **kwargs: Any
     ) -> None:
-        self._forms = function, afunction
+        self._forms = function or other_way, afunction or other_way
         self._args, self._kwargs = args, kwargs
 
-    def _called(self, form: Callable[..., Any] | None) -> Any:
-        if form is None:
-            raise other_way()
-        return form(*self._args, **self._kwargs)
-
     def perform(self, ports: Ports) -> Any:
-        return self._called(self._forms[0])
+        return self._forms[0](*self._args, **self._kwargs)
 
     async def aperform(self, ports: Ports) -> Any:
-        result = self._called(self._forms[1])
+        result = self._forms[1](*self._args, **self._kwargs)
         return await result if inspect.isawaitable(result) else result
 
 
-def other_way() -> ConfigError:
-    return ConfigError("this call's model is asked in another way: use the method of the same kind, sync or async")
+def forms(owner: object, name: str) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    """Returns the sync and the async form of a method; None for one that is missing, as a caller's backend may have one only."""
+    return getattr(owner, name, None), getattr(owner, f"a{name}", None)
+
+
+def other_way(*args: Any, **kwargs: Any) -> NoReturn:
+    """Stands for a form that a model lacks; raises ConfigError."""
+    raise ConfigError("this call's model is asked in another way: use the method of the same kind, sync or async")
 
 
 class _Next(Effect[Any]):
@@ -375,19 +376,19 @@ class PlainCalls:
 
     def answer(self, request: Request) -> Flow[Reply]:
         """Returns the whole reply."""
-        return self._asked(self.backend.send, self.backend.asend, request)
+        return self._asked("send", request)
 
     def stream(self, request: Request) -> Flow[Streams]:
         """Returns a stream whose first event has arrived."""
-        return self._asked(self.backend.open_stream, self.backend.aopen_stream, request)
+        return self._asked("open_stream", request)
 
-    def _asked(self, ask: Callable[..., Any], aask: Callable[..., Any], request: Request) -> Flow[Any]:
+    def _asked(self, method: str, request: Request) -> Flow[Any]:
         request = self._without_refused(request)
         try:
-            return (yield from Invoke(ask, aask, request))
+            return (yield from Invoke(*forms(self.backend, method), request))
         except BackendError as error:
             request = self._other_request(request, error)
-        return (yield from Invoke(ask, aask, request))
+        return (yield from Invoke(*forms(self.backend, method), request))
 
     def _other_request(self, request: Request, error: BackendError) -> Request:
         """Returns the request without its reasoning. Raises the error where that is no other request, or refused too."""
