@@ -32,7 +32,7 @@ from ctxfold.messages import Message, ToolCallPart, content_key, is_final, resul
 from ctxfold.protocols import Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import kind_of
+from ctxfold.validation import kind_of, unpacked
 from langchain_ctx.errors import translated
 from langchain_ctx.message_lists import new_messages, with_refusals
 from langchain_ctx.messages import all_from_langchain, check_messages, to_langchain, with_own_ids, without_thoughts
@@ -86,6 +86,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
     _context: AgentContext | None = None
     _snapshot: tuple[Message, ...] | None = None
 
+    @unpacked
     def __init__(
         self,
         session_id: str,
@@ -101,16 +102,8 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         **settings: Unpack[ContextSettings],
     ) -> None:
         super().__init__()
-        sessions = Sessions(
-            {
-                "store": store,
-                "context_window": context_window,
-                "summarizer": summarizer,
-                "counter": counter,
-                **settings,
-            },
-            overhead_tokens=overhead_tokens,
-        )
+        given = {"store": store, "context_window": context_window, "summarizer": summarizer, "counter": counter}
+        sessions = Sessions({**given, **settings}, overhead_tokens=overhead_tokens)
         try:
             key = session_key(session_id, owner)
             self._bind(sessions, _Failures(), key, overhead_tokens, mirror)
@@ -153,6 +146,7 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
         self._mirror = mirror
 
     @staticmethod
+    @unpacked
     def factory(
         *,
         store: str | Store | None = None,
@@ -171,16 +165,8 @@ class CtxChatMessageHistory(BaseChatMessageHistory, SharesSessions, Closing):
             raise ConfigError(
                 f"the mirror is {kind_of(mirror)}: give a function that returns the mirror of a session, by its id and its owner"
             )
-        sessions = Sessions(
-            {
-                "store": store,
-                "context_window": context_window,
-                "summarizer": summarizer,
-                "counter": counter,
-                **settings,
-            },
-            overhead_tokens=overhead_tokens,
-        )
+        given = {"store": store, "context_window": context_window, "summarizer": summarizer, "counter": counter}
+        sessions = Sessions({**given, **settings}, overhead_tokens=overhead_tokens)
         return HistoryFactory(sessions, overhead_tokens, mirror)
 
     @property

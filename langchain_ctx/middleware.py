@@ -40,7 +40,7 @@ from ctxfold.history.records import MessageAdded, SessionKey
 from ctxfold.messages import Message, ToolSpec
 from ctxfold.protocols import Reply, Request
 from ctxfold.session.context import AgentContext
-from ctxfold.validation import all_of, check_name, kind_of, name_or_own
+from ctxfold.validation import all_of, check_name, kind_of, name_or_own, unpacked
 from langchain_ctx.active_call import (
     Caller,
     CallersModel,
@@ -373,6 +373,7 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
 
     state_schema = ContextState
 
+    @unpacked
     def __init__(
         self,
         *args: Never,

@@ -24,7 +24,7 @@ from ctxfold.history.records import SessionKey
 from ctxfold.messages import is_question
 from ctxfold.protocols import Ports, Request
 from ctxfold.session.context import AgentContext
-from ctxfold.validation import check_name, check_text, is_a, kind_of, warn_caller
+from ctxfold.validation import check_name, check_text, is_a, kind_of, unpacked, warn_caller
 from langchain_ctx.errors import translated
 from langchain_ctx.inner_model import converted
 from langchain_ctx.message_lists import LangChainList, converted_from, leading_count, prompt_text, with_given_prompts
@@ -133,6 +133,7 @@ class ContextNode(Runnable[Any, Any], HoldsSessions):
             takes them.
     """
 
+    @unpacked
     def __init__(
         self,
         *,

@@ -23,7 +23,7 @@ from ctxfold.effects import Flow
 from ctxfold.engine.request import Options, check_call, limit_among
 from ctxfold.errors import ConfigError
 from ctxfold.protocols import Reply, Request
-from ctxfold.validation import is_a, kind_of
+from ctxfold.validation import is_a, kind_of, unpacked
 from langchain_ctx.active_call import (
     Caller,
     CallersModel,
@@ -82,6 +82,7 @@ def with_context(
 ) -> ConfigurableContextModel: ...
 
 
+@unpacked
 def with_context(
     model: BaseChatModel | _ConfigurableModel,
     *,

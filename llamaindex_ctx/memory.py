@@ -46,7 +46,7 @@ from ctxfold.protocols import Embedder, Store, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.session.parts import SessionEditing
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import is_a, json_problem, kind_of
+from ctxfold.validation import is_a, json_problem, kind_of, unpacked
 from llamaindex_ctx.chat_store import CtxChatStore
 from llamaindex_ctx.instrumentation import span
 from llamaindex_ctx.memory_blocks import Block, asking
@@ -113,6 +113,7 @@ class CtxMemory(BaseMemory, Closing):
 
     _live: Live = PrivateAttr()
 
+    @unpacked
     def __init__(self, live: Live | None = None, *, recall: bool = True, **settings: Unpack[MemorySettings]) -> None:
         history: Sequence[ChatMessage | str] | None = None
         fresh = live is None
@@ -144,6 +145,7 @@ class CtxMemory(BaseMemory, Closing):
         return "CtxMemory"
 
     @classmethod
+    @unpacked
     def from_defaults(  # type: ignore[override]  # LlamaIndex's own names, and ours
         cls,
         session_id: str | Sequence[ChatMessage] | None = None,

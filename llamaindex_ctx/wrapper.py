@@ -51,7 +51,7 @@ from ctxfold.protocols import Embedder, Reply, Store, TokenCounter, UuidIds
 from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import check_name, name_or_own
+from ctxfold.validation import check_name, name_or_own, unpacked
 from llamaindex_ctx.backend import (
     ONE_CALL,
     PARSED,
@@ -281,6 +281,7 @@ def _digest(messages: Sequence[Message]) -> str:
     return seen.hexdigest()
 
 
+@unpacked
 def with_context(
     llm: LLM,
     *,

@@ -32,6 +32,7 @@ from ctxfold.protocols import (
     capabilities_of,
 )
 from ctxfold.telemetry import OptionalSpan, record_lease, record_reply, request_span, traced, traced_async
+from ctxfold.validation import unpacked
 
 
 class LocalTasks:
@@ -222,7 +223,7 @@ def sync_method(flow: Callable[Concatenate[Owner, P], Flow[T]]) -> Callable[Conc
     def method(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return run(flow(self, *args, **kwargs), self._ports)  # pyright: ignore[reportPrivateUsage] - a part of the class
 
-    _describe(method, flow, flow.__name__)
+    _describe(method, unpacked(flow), flow.__name__)
     _FLOWS[method] = flow
     return method
 

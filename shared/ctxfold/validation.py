@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from inspect import Parameter
 from operator import index
 from types import FrameType
 from typing import Any, TypeVar, cast
@@ -230,3 +231,17 @@ def warn_caller(message: str) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, CtxWarning, stacklevel=level)
+
+
+def unpacked(function: T) -> T:
+    """Gives a function with `**settings: Unpack[...]` a signature that names each of them, for `help` and completion.
+
+    One that is not given is shown as `Ellipsis`. Other functions are returned as they are.
+    """
+    called: Any = function
+    if kinds := [hint[7:-1] for hint in called.__annotations__.values() if hint.startswith("Unpack[")]:
+        hints, signature = called.__globals__[kinds[0]].__annotations__, inspect.signature(called)
+        *others, rest = signature.parameters.values()
+        shown = [Parameter(n, rest.KEYWORD_ONLY, default=..., annotation=h.__forward_arg__) for n, h in hints.items()]
+        called.__signature__ = signature.replace(parameters=[*others, *shown])
+    return function

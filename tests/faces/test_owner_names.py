@@ -217,6 +217,7 @@ OWNED: dict[str, Entry] = {
     "ctxfold.AgentContext.at": lambda w, owner: w.context.at("t", owner=owner),
     "ctxfold.AgentContext.at [erase]": lambda w, owner: w.context.at("t", owner=owner).erasure.erase_owner(),
     "ctxfold.load_snapshot [owner]": snapshot(owner=None),
+    "ctxfold.aload_snapshot [owner]": lambda w, name: aload_snapshot(saved(w), owner=name, store=MemoryStore()),
     **{f"ctxfold.ContextService.{name}": service(name, "owner") for name in SERVICE if name not in NO_SESSION},
     "langchain_ctx.ChatCtx": lambda w, owner: chat(w, session="t", owner=owner),
     "langchain_ctx.ChatCtx [copied]": lambda w, owner: (

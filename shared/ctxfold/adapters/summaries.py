@@ -18,7 +18,7 @@ from ctxfold.policy.settings import Policy
 from ctxfold.protocols import ContextBackend, TokenCounter
 from ctxfold.session.context import AgentContext
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import whole_number
+from ctxfold.validation import unpacked, whole_number
 
 LEAST_WINDOW_TOKENS = 4_000
 
@@ -103,6 +103,7 @@ class CompactionSettings(TypedDict, total=False):
     summary_tokens: int
 
 
+@unpacked
 def compact_messages(
     messages: Sequence[Message], *, pinned: Collection[str] = (), **settings: Unpack[CompactionSettings]
 ) -> tuple[Message, ...]:
@@ -122,6 +123,7 @@ def compact_messages(
         return context.handle.run_flow(lambda _: _compacted(context, messages, pinned))
 
 
+@unpacked
 async def acompact_messages(
     messages: Sequence[Message], *, pinned: Collection[str] = (), **settings: Unpack[CompactionSettings]
 ) -> tuple[Message, ...]:

@@ -30,7 +30,7 @@ from ctxfold.errors import BackendError, ConfigError
 from ctxfold.messages import Message
 from ctxfold.protocols import ContextBackend, Ids, Reply, Request, Wire
 from ctxfold.tokens.text import MESSAGE_OVERHEAD_TOKENS
-from ctxfold.validation import as_dict, as_dicts, as_text
+from ctxfold.validation import as_dict, as_dicts, as_text, unpacked
 
 if TYPE_CHECKING:
     import httpx
@@ -180,6 +180,7 @@ class BedrockBackend(HttpBackend):
     default_provider = "bedrock"
     stream_type = "application/vnd.amazon.eventstream"
 
+    @unpacked
     def __init__(
         self,
         *,

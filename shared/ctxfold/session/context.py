@@ -42,7 +42,7 @@ from ctxfold.session.parts import Input, SessionArchive, SessionEditing, Session
 from ctxfold.session.service import ContextService
 from ctxfold.stream import Completed, StreamEvent
 from ctxfold.tokens.text import TextCounter
-from ctxfold.validation import check_name, check_text, name_or_own
+from ctxfold.validation import check_name, check_text, name_or_own, unpacked
 
 if TYPE_CHECKING:
     from ctxfold.inspect.explain import Explanation
@@ -99,6 +99,7 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
     Safe across threads and tasks; use it as a context manager, or call `close`.
     """
 
+    @unpacked
     def __init__(  # noqa: PLR0913 - the settings of a session, all but the first by name
         self,
         backend: ContextBackend | None = None,
@@ -254,6 +255,7 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
 
     asend = async_method(send)
 
+    @unpacked
     def send_stream(self, content: Input, **options: Unpack[RequestOptions]) -> Iterator[StreamEvent]:
         """Streams the reply as events. The last one is `Completed`, with the whole reply, once it is stored.
 
@@ -262,6 +264,7 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
         """
         return self._streamed(self._turn_input(content, options))
 
+    @unpacked
     def asend_stream(self, content: Input, **options: Unpack[RequestOptions]) -> AsyncIterator[StreamEvent]:
         return self._astreamed(self._turn_input(content, options))
 
@@ -505,6 +508,7 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
         return self.handle.engine.ports
 
 
+@unpacked
 def load_snapshot(
     path: str | PathLike[str],
     backend: ContextBackend | None = None,
@@ -532,6 +536,7 @@ def load_snapshot(
     return context
 
 
+@unpacked
 async def aload_snapshot(
     path: str | PathLike[str],
     backend: ContextBackend | None = None,
