@@ -68,6 +68,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "adapters/calls.py",
         (
+            "both_forms_of_a_backend_are_required",
+            'return getattr(owner, name, None), getattr(owner, f"a{name}", None)',
+            'return getattr(owner, name), getattr(owner, f"a{name}")',
+            "faces/test_one_form.py",
+        ),
+        (
             "chunks_of_a_borrowed_model_are_not_classified",
             "return ModelStream(source, reader, self.model, self.translated, self.classified).begin()",
             "return ModelStream(source, reader, self.model, self.translated).begin()",
