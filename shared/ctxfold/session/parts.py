@@ -319,9 +319,9 @@ class SessionArchive(SessionPart):
     @sync_method
     def inspect(self) -> Flow[Inspection]:
         """Reports on the window, its history, and where every message is now; reads the log."""
-        own_turn = self._session.own_turn
         from ctxfold.inspect.report import inspect
 
+        own_turn = self._session.own_turn
         return self._session.edit(lambda e, s: inspect(s, gauge(s, s.stage(own_turn(s)), e.ports.counter), costs(s)))
 
     ainspect = async_method(inspect)
