@@ -83,17 +83,7 @@ def check_list(messages: Sequence[BaseMessage]) -> None:
 def plain_request(messages: Sequence[BaseMessage], options: Options, counter: Callable[[], TokenCounter]) -> Request:
     """Returns the list as it is, for a plain chat model; ContextOverflowError where it exceeds the window asked for."""
     check_list(messages)
-    request = Request(
-        messages=tuple(all_from_langchain(messages)),
-        tools=options.tools,
-        tool_choice=options.tool_choice,
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        stop=options.stop,
-        thinking=options.thinking,
-        model=options.model,
-        extra=options.extra,
-    )
+    request = options.request(tuple(all_from_langchain(messages)))
     if options.context_window is not None:
         check_fits(request, options.context_window, counter())
     return request

@@ -340,6 +340,17 @@ def source_of(store: str | Store | None, llm: LLM | None) -> Source:
     return Source(store, llm)
 
 
+def _rules_of(settings: dict[str, Any], window: Any, limit: Any, llm: LLM | None) -> dict[str, Any]:
+    """Returns the settings of a session for what is left of a memory's keywords; warns of those without a counterpart."""
+    warn_unused(settings)
+    rules = {**stock_rules(settings, limit), **settings}
+    if rules.get("policy") is None or window is not None or limit is not None:
+        rules |= window_rules(window, limit, llm)
+        if rules.get("policy") is None and rules.get("reply_reserve_tokens") is None:
+            rules |= reply_reserve(rules["context_window"], llm)
+    return rules
+
+
 def open_live(
     settings: Mapping[str, Any], *, recall: bool, known: Collection[str]
 ) -> tuple[Live, Sequence[ChatMessage | str] | None]:
@@ -365,12 +376,7 @@ def open_live(
     window, limit = rules.pop("context_window", None), rules.pop("token_limit", None)
     tokenizer_fn, counter = rules.pop("tokenizer_fn", None), rules.pop("counter", None)
     sections, embedder = rules.pop("sections", ()), rules.pop("embedder", None)
-    warn_unused(rules)
-    rules = {**stock_rules(rules, limit), **rules}
-    if rules.get("policy") is None or window is not None or limit is not None:
-        rules |= window_rules(window, limit, llm)
-        if rules.get("policy") is None and rules.get("reply_reserve_tokens") is None:
-            rules |= reply_reserve(rules["context_window"], llm)
+    rules = _rules_of(rules, window, limit, llm)
     if not recall:
         rules.setdefault("recall_ratio", 0.0)  # sections are looked for all the same
     if blocks is None:

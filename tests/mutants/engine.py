@@ -168,7 +168,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "engine/turn.py",
+        "engine/attempt.py",
         (
             "a_question_stays_between_another_and_its_answer",
             "return later[::-1] if len(later) < len(questions) else ()",

@@ -66,6 +66,21 @@ class Options:
         """Returns True when the request, or else the session, lets room be made by compaction."""
         return rules.auto_compact if self.auto_compact is None else self.auto_compact
 
+    def request(self, messages: Sequence[Message], **marks: Any) -> Request:
+        """Returns a request of these messages with what the options ask for; `marks` are its other fields."""
+        return Request(
+            messages=messages,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            stop=self.stop,
+            thinking=self.thinking,
+            model=self.model,
+            extra=self.extra,
+            **marks,
+        )
+
 
 NO_OPTIONS = Options()
 
@@ -214,20 +229,12 @@ def build_request(
         stable_messages, messages = alternating(messages[:stable]), alternating(messages)
         # the last of them is not stable where the scratch has joined it
         stable = sum(one == other for one, other in zip(stable_messages, messages, strict=False))
-    return Request(
-        messages=messages,
+    return options.request(
+        messages,
         unbound_before=unbound_before,
         refused_before=refused_before,
         stable_messages=stable,
         cache_key=hashlib.sha256(repr(session.key).encode()).hexdigest()[:32],
-        tools=options.tools,
-        tool_choice=options.tool_choice,
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        stop=options.stop,
-        thinking=options.thinking,
-        model=options.model,
-        extra=options.extra,
     )
 
 
