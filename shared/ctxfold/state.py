@@ -40,7 +40,7 @@ from ctxfold.history.records import (
 from ctxfold.history.snapshot import dump_state, load_state, message_in, parse_snapshot
 from ctxfold.history.view import Entry, Prefix, View, WindowTokens
 from ctxfold.index.cache import PassageCache, Vectors
-from ctxfold.index.terms import term_counts, terms
+from ctxfold.index.terms import indexed_terms, terms
 from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message, ToolCallPart, Usage
 from ctxfold.policy.settings import Policy, resized
@@ -654,8 +654,7 @@ def index_terms(message: Message) -> tuple[Mapping[str, int], int]:
     The names of media do not count in the length, so that a picture does not move what is found for other questions.
     """
     calls = (f"{c.name} {c.arguments}" for c in message.tool_calls)
-    counts = term_counts("\n".join([message.name or "", message.text, *calls]))
-    length = counts.total()
+    counts, length = indexed_terms("\n".join([message.name or "", message.text, *calls]))
     counts.update(terms(" ".join([name_of(part) for part in message.parts if isinstance(part, MediaPart)])))
     return counts, length
 

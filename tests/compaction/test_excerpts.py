@@ -186,6 +186,12 @@ def test_what_the_question_and_the_call_name_is_kept() -> None:
     assert "ERROR disk is full" in both, "a question does not displace the error"
 
 
+@pytest.mark.parametrize("word", ["library", "Müllabfuhr", "圖書館"])
+def test_a_word_is_found_whose_stem_it_does_not_contain(word: str) -> None:
+    fact = f"shelf and {word} open at noon"
+    assert fact in asked(padded(fact, *["step: ok"] * 300, "ERROR disk is full"), f"{word}?")
+
+
 def test_a_table_keeps_its_header_and_a_diff_its_hunk() -> None:
     rows = ["id,station,value,comment", *(f"r{n},north{n},{n * 3},ok" for n in range(3_000))]
     text = asked("\n".join(rows), "Which value has station north1712?")

@@ -14,6 +14,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_recall.py::test_terms_that_many_messages_of_a_short_session_have_are_read_in_full",
         ),
         (
+            "short_messages_with_rough_stems_lead",
+            "return weights | dict.fromkeys(missing, 0.0)",
+            "return weights",
+            "retrieval/test_languages.py::test_a_search_for_one_word_is_not_led_by_short_messages_with_rough_stems",
+        ),
+        (
             "of_equal_hits_the_older_comes_first",
             "seqs = sorted(scores, reverse=True)",
             "seqs = sorted(scores)",

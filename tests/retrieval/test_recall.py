@@ -152,15 +152,15 @@ def test_sentences_near_a_hit_are_found_less_with_each_step() -> None:
 
 
 def test_what_each_row_of_a_message_has_tells_none_of_them_from_the_others() -> None:
-    rows = [{"currency": name, "code": number} for number, name in enumerate(["Rand", "Yen", "Dong", "Leone", "Rupee"])]
+    rows = [{"coin": name, "code": number} for number, name in enumerate(["Rand", "Yen", "Dong", "Leone", "Rupee"])]
     read = PassageCache().keep([Record(1, "m:x", MessageAdded(user(json.dumps(rows), id="x")))])
-    scores = sentence_scores(read[1], {"currency": 5.0, "yen": 5.0})
+    scores = sentence_scores(read[1], {"coin": 5.0, "yen": 5.0})
     assert scores.index(max(scores)) == 1
-    alone = sentence_scores(read[1], {"currency": 5.0})
+    alone = sentence_scores(read[1], {"coin": 5.0})
     assert alone == [alone[0]] * 5, "a word of all rows chooses none of them"
     assert alone[0] < 1.5 * 5.0
-    single = PassageCache().keep([Record(2, "m:y", MessageAdded(user("Which currency?", id="y")))])
-    assert sentence_scores(single[2], {"currency": 5.0}) == [5.0]
+    single = PassageCache().keep([Record(2, "m:y", MessageAdded(user("Which coin?", id="y")))])
+    assert sentence_scores(single[2], {"coin": 5.0}) == [5.0]
 
 
 def test_a_log_whose_lines_all_match_leaves_room_for_others() -> None:
@@ -496,6 +496,8 @@ def test_json_with_a_name_before_it_is_cut_by_record(before: str) -> None:
         "house houses housed housing",
         "embed embeds embedded embedding embeddings",
         "die dies died",
+        "authenticate authenticates authenticated authentication",
+        "organize organizes organized organization",
     ],
 )
 def test_a_message_is_found_by_every_form_of_its_words(forms: str) -> None:

@@ -23,7 +23,7 @@ from ctxfold.compaction.text_units import (
     splits_word,
     word_boundary,
 )
-from ctxfold.index.terms import terms
+from ctxfold.index.terms import surface_terms
 from ctxfold.lru import lazy_pattern
 
 EDGE_SHARE = 6  # of the room, one part of so many for the first unit, and one for the last
@@ -501,7 +501,7 @@ def _weights(source: TextUnits, focus: Focus) -> dict[str, float]:
         shortened = (
             text if len(text) <= MOST_FOCUS_CHARS else text[: MOST_FOCUS_CHARS // 2] + text[-MOST_FOCUS_CHARS // 2 :]
         )
-        for term in terms(shortened):
+        for term in surface_terms(shortened):
             if len(term) > 1 or term.isdigit() or not term.isascii():
                 named = any(c.isdigit() or c in "_./@:-" for c in term)
                 weights[term] = max(weights.get(term, 0.0), weight * (2.0 if named else 1.0))

@@ -35,7 +35,7 @@ from ctxfold.history.snapshot import message_in, stored_message
 from ctxfold.history.view import Entry, View
 from ctxfold.index.cache import Hit as Posting
 from ctxfold.index.cache import LiveIndex
-from ctxfold.index.terms import query_terms, sentences, terms
+from ctxfold.index.terms import query_terms, rough_terms, sentences, terms
 from ctxfold.messages import Message, Role, check_role
 from ctxfold.protocols import Document, OwnerIndex, Ports, Postings, Store, Uncounted
 from ctxfold.retrieval.bm25 import bm25, frequencies, idf, ranked
@@ -119,7 +119,9 @@ def _excerpt_of(message: Message, weights: Mapping[str, float]) -> str:
     """Returns the sentence (or the tool call) that holds most of the query, cut to fit a line."""
     texts = [*sentences(message.text), *(f"{c.name}({c.arguments})" for c in message.tool_calls)]
     asked = weights.keys()
-    best = max(texts, key=lambda text: fsum(map(weights.__getitem__, asked & frozenset(terms(text)))), default="")
+    best = max(
+        texts, key=lambda text: fsum(map(weights.__getitem__, asked & {*terms(text), *rough_terms(text)})), default=""
+    )
     line = " ".join(strip_control_chars(best).split())
     return line if len(line) <= EXCERPT_CHARS else f"{line[: EXCERPT_CHARS - 3]}..."
 

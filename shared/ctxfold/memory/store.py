@@ -12,7 +12,7 @@ from ctxfold.errors import ConfigError, MessageError
 from ctxfold.history.memory_items import MemoryItem
 from ctxfold.history.prompt_safety import quoted_name
 from ctxfold.history.records import SessionKey
-from ctxfold.index.terms import query_terms, term_counts
+from ctxfold.index.terms import indexed_terms, query_terms
 from ctxfold.protocols import Ports, Postings, Store
 from ctxfold.retrieval.bm25 import bm25, frequencies, idf
 from ctxfold.sections.section import EngineSource, Item, Items, Query, Section
@@ -168,7 +168,7 @@ def ranked_items(items: Sequence[MemoryItem], query: str) -> list[Recollection]:
 
 @lru_cache(maxsize=8_192)  # items are compared with every question, and do not change
 def _counts(text: str) -> tuple[tuple[str, int], ...]:
-    return tuple(term_counts(text).items())
+    return tuple(indexed_terms(text)[0].items())
 
 
 def rendered(item: MemoryItem) -> str:

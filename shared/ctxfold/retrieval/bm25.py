@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 from ctxfold.effects import Flow, StoreCall
 from ctxfold.history.records import SessionKey
 from ctxfold.index.cache import Hit, Hits, LiveIndex
+from ctxfold.index.terms import rough_stem
 from ctxfold.protocols import Postings, Store
 
 K1, B = 1.2, 0.75  # the usual BM25 parameters (Robertson and Zaragoza, 2009)
@@ -161,9 +162,14 @@ def frequencies(
 
 
 def idf(postings: Postings, frequency: Mapping[str, int]) -> dict[str, float]:
-    """Returns the inverse document frequency of each term, never negative."""
+    """Returns the inverse document frequency of each term, never negative.
+
+    It is 0 for a rough stem that fewer documents have than a term that has this stem: most of these are English, and have none.
+    """
     total = max(1, postings.documents)
-    return {t: math.log(1 + (total - n + 0.5) / (n + 0.5)) for t, n in frequency.items()}
+    weights = {t: math.log(1 + (total - n + 0.5) / (n + 0.5)) for t, n in frequency.items()}
+    missing = [stem for t, n in frequency.items() if n > frequency.get(stem := rough_stem(t), n)]
+    return weights | dict.fromkeys(missing, 0.0)
 
 
 def bm25(postings: Postings, weights: Mapping[str, float]) -> Ranking:
@@ -180,7 +186,7 @@ def _scores(
     scores = defaultdict[int, float](float, onto or {})
     for term, hits in postings.by_term.items():
         weight = weights[term] * (K1 + 1)
-        for seq, count, length in hits:
+        for seq, count, length in hits if weight else ():
             scores[seq] += weight * count / (count + base + per_token * length)
     return scores
 
