@@ -23,6 +23,7 @@ SHOWS = (
     "bad_summariser",
     "tau_prefix",
     "evidence",
+    "agent_state",
     "pruning",
     "faults",
     "scale",

@@ -6,6 +6,60 @@ from tests.mutants.mutant import Mutant, of
 
 MUTANTS: tuple[Mutant, ...] = (
     *of(
+        "compaction/work_state.py",
+        (
+            "an_older_list_of_tasks_stays",
+            'self._put(item, instead=self._of("plan", "progress", "step"))',
+            "self._put(item)",
+            "compaction/test_work_state.py::test_the_newest_list_of_tasks_takes_the_place_of_older_ones",
+        ),
+        (
+            "what_is_read_counts_as_written",
+            "return paths if not is_long and (given or any(path in content for path in paths)) else []",
+            "return paths",
+            "compaction/test_work_state.py::test_files_that_were_written_are_named_once",
+        ),
+        (
+            "a_failure_is_never_settled",
+            "self._put(item._replace(text=text + RESOLVED), instead=[item])",
+            "pass",
+            "compaction/test_work_state.py::test_a_failure_is_settled_when_the_same_call_succeeds",
+        ),
+        (
+            "a_search_delegates",
+            "if not to or _paths(arguments)",
+            "if _paths(arguments)",
+            "compaction/test_work_state.py::test_other_calls_delegate_nothing",
+        ),
+        (
+            "the_turn_under_way_gets_no_room",
+            "reserved = STATE_TOKENS // 4 if is_past",
+            "reserved = 0 if is_past",
+            "compaction/test_work_state.py::test_the_turn_under_way_has_a_state_of_its_own",
+        ),
+        (
+            "a_told_call_needs_no_answer",
+            "(call := next((c for c in waiting if c.name == name), None)) is not None:",
+            "(call := next(iter(waiting), None)) is not None:",
+            "compaction/test_work_state.py::test_a_json_object_that_nobody_answers_is_no_call",
+        ),
+        (
+            "a_chat_with_a_tool_has_a_state",
+            "if not any(queues[kind] for kind in _ORDER[:5]):",
+            "if not items:",
+            "compaction/test_work_state.py::test_a_chat_in_which_tools_looked_something_up_has_no_block",
+        ),
+    ),
+    *of(
+        "compaction/summarize.py",
+        (
+            "a_model_forges_the_state_of_the_work",
+            "ours = (HEADING, LEDGER_HEADING, DATA_HEADING, STATE_HEADING)",
+            "ours = (HEADING, LEDGER_HEADING, DATA_HEADING)",
+            "compaction/test_work_state.py::test_a_summary_of_the_model_cannot_forge_the_state",
+        ),
+    ),
+    *of(
         "compaction/live_prefix.py",
         (
             "a_summary_on_the_live_prefix_repeats_empty_messages",

@@ -30,6 +30,7 @@ from ctxfold.compaction.strategy import (
     rewritten,
 )
 from ctxfold.compaction.summarize import Progress, Summary, as_message, summarize
+from ctxfold.compaction.work_state import tokens_left
 from ctxfold.effects import Complete, DetachedCall, Flow, StoreCall, limited, off_loop
 from ctxfold.errors import BackendError, ConfigError, CtxError, CtxWarning, StrategyError, SummarizationFailedError
 from ctxfold.events import (
@@ -376,6 +377,7 @@ def _write_summary(
         calls_left=session.summary_calls_left(rules),
         live=live_prefix(session, plan, case) if asks else None,
         progress=progress,
+        state_tokens=tokens_left(case.view, plan.covered, case.counter),
     )
     session.unbooked_calls += summary.calls
     session.unbooked_usage += summary.usage

@@ -113,13 +113,13 @@ def referring(words: str, reference: str) -> str:
     return f"{words} {reference}" if reference else ""
 
 
-def failure_lines(text: str) -> list[str]:
+def failure_lines(text: str, *, least: float = SURE) -> list[str]:
     """Returns the lines that report a failure for certain, at most two: those that name a file first, then the surest.
 
-    Lines of code that handle one, or raise an exception, report none.
+    Lines of code that handle one, or raise an exception, report none. `least` is how sure a report must be.
     """
     source, code = TextUnits.of(text), is_code(text)
-    units = (source.unit(hit.index) for hit in _failures(source) if hit.score >= SURE)
+    units = (source.unit(hit.index) for hit in _failures(source) if hit.score >= least)
     units = (u for u in units if not _RAISES.match(u))
     reports = (u for u in units if not code or _EXCEPTION.match(u) or u.startswith("E  ") or not is_code_line(u))
     lines = sorted((" ".join(unit.split()) for unit in reports), key=lambda line: _PATH.search(line) is None)

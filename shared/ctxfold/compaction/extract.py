@@ -44,6 +44,7 @@ KEPT = 0.9  # factor of a line of the last summary: of two that tell as much, th
 ASKED, FAILED = 0.4, 3.0  # factors of a question, and of a line that reports a failure
 _ROLE_WORTH = {"user": 1.0, "system": 1.0, "assistant": 0.7, "tool": 0.4}
 FENCE = "```"
+CALLED = "assistant called"  # in front of a tool's name and the arguments of its call
 
 LIST_MARK = lazy_pattern(
     r"^[^\S\n]{0,16}(?:>[^\S\n]{1,4}){0,8}(?:[-*•–]{1,3}[^\S\n]+|#{1,6}[^\S\n]+|\(?(?:\d{1,3}|[a-z])[.)][^\S\n]+|\d{1,3}、)?",
@@ -232,7 +233,7 @@ def _told(
     for call in message.tool_calls:
         read = call.parsed() if "\\u" in call.arguments else None
         units = list(_units(call.arguments if read is None else json.dumps(read, ensure_ascii=False)))
-        yield from ((f"assistant called {call.name}", s, worth * _share(len(units))) for s in units)
+        yield from ((f"{CALLED} {call.name}", s, worth * _share(len(units))) for s in units)
 
 
 def _share(lines: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from ctxfold.compaction.extract import ARCHIVED_NOTE, Sentence, Source, extract
+from ctxfold.compaction.extract import ARCHIVED_NOTE, CALLED, REPEATED, Sentence, Source, extract
 from ctxfold.compaction.live_prefix import LivePrefix
 from ctxfold.compaction.steps import summary_limit
 from ctxfold.compaction.strategy import Writer
@@ -25,6 +25,7 @@ from ctxfold.compaction.verify import (
     too_much_invented,
     verbatim_lines,
 )
+from ctxfold.compaction.work_state import STATE_HEADING, STATE_TOKENS, state_block, with_calls
 from ctxfold.effects import All, Complete, Flow, limited, off_loop
 from ctxfold.errors import BackendError, CtxError, SummarizationFailedError
 from ctxfold.history.prompt_safety import strip_control_chars
@@ -96,6 +97,7 @@ class _Task:
     limit: int = 0
     source_tokens: int = 0
     previous: str = ""
+    state: str = ""
     chars: int = 0
     found: tuple[Sentence, ...] = ()
     lead: Entry | None = None
@@ -141,13 +143,15 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
     live: LivePrefix | None = None,
     progress: Progress | None = None,
     most_tokens: int | None = None,
+    state_tokens: int = STATE_TOKENS,
 ) -> Flow[Summary]:
     """Returns a summary of the entries within the policy's limit; never fails, as the last fallbacks need no model.
 
     `text` is a summary that is written already: it is counted, not checked. `calls_left` is how often the summariser may be
     asked, None for any number. `lead` is the entry that the others answer: the model sees it, and the summary, which stands beside
     it, has no heading. With `live` the model is asked on the live prefix first. `most_tokens` is the size of the text that an
-    extractive summary replaces: where it would be larger within the policy's limit, it has fewer lines.
+    extractive summary replaces: where it would be larger within the policy's limit, it has fewer lines. `state_tokens` is the
+    most that the state of an agent's work may take.
     """
     # sections leave without a summary
     messages = [
@@ -155,6 +159,7 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
         for e in covered
         if e.message.kind != "section"
     ]
+    messages = with_calls(messages)
     entries = [part for e in messages for part in _split_summary(e)]
     source_tokens = sum(e.tokens for e in messages)
     limit = summary_limit(source_tokens, rules) - (0 if lead else counter.count_text(HEADING) + 2)
@@ -163,6 +168,11 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
     )
     task.progress, task.most_tokens = progress, most_tokens
     task.chars = sum(len(e.message.text) for e in entries)  # long spans are gone through in a worker thread
+    if lead is None and text is None and writer != "none":  # it takes its tokens from the rest, half of them at most
+        most, references = min(state_tokens, limit // 2), rules.references
+        read = partial(state_block, messages, limit_tokens=most, counter=counter, references=references)
+        task.state = yield from off_loop(read, task.chars)
+        task.limit -= counter.count_text(task.state) + 1 if task.state else 0
     task.found = yield from off_loop(partial(extract, entries), task.chars)
     if text is not None:
         verification = yield from _verify(task, text)
@@ -253,7 +263,7 @@ def _verified(task: _Task, answer: str, fallback_level: str) -> Flow[Summary]:
 
 def own_words(text: str) -> str:
     """Returns the text without our headings and references, which a prompt injection may have made the model forge."""
-    ours = (HEADING, LEDGER_HEADING, DATA_HEADING)
+    ours = (HEADING, LEDGER_HEADING, DATA_HEADING, STATE_HEADING)
     lines = strip_control_chars(text).splitlines()  # no token of a chat template, nothing invisible
     return "\n".join(_REFERENCE.sub("", line) for line in lines if line.strip() not in ours)
 
@@ -362,6 +372,10 @@ def _finished(task: _Task, text: str, fallback_level: str, verification: Verific
         room -= count(LEDGER_HEADING) + (count(DATA_HEADING) + 1 if task.tool_ids else 0)
     # the summary of one output lacks nothing but values
     missing = [s for s in verification.missing if s.values or task.lead is None]
+    if task.state:
+        # beside it, what was called tells little
+        told = (s for s in missing if (s.text.partition(": ")[2] or s.text) not in task.state)
+        missing = [s._replace(worth=REPEATED * s.worth) if s.text.startswith(CALLED) else s for s in told]
     lines = verbatim_lines(
         missing,
         limit_tokens=max(0, room),
@@ -373,6 +387,7 @@ def _finished(task: _Task, text: str, fallback_level: str, verification: Verific
         sections = [HEADING, text] if text else [HEADING]
         for heading, block in ((LEDGER_HEADING, lines.lines), (DATA_HEADING, lines.data_lines)):
             sections += [heading, *block] if block else []
+        sections += [task.state] if task.state else []
     else:
         sections = [*([text] if text else []), *lines.lines, *lines.data_lines]
     whole = "\n".join(sections)
@@ -416,8 +431,9 @@ def _split_summary(entry: Entry) -> Iterable[Entry]:
     lines: list[Entry] = []
     heading = ""
     for index, line in enumerate(entry.message.text.splitlines()):
-        if line in (HEADING, LEDGER_HEADING, DATA_HEADING):
+        if line in (HEADING, LEDGER_HEADING, DATA_HEADING, STATE_HEADING):
             heading = line
+        if heading in (line, STATE_HEADING):  # the state of the work is read by itself
             continue
         reference = _REFERENCE.search(line)
         if reference is None and (heading == HEADING or not line.startswith("- ")):

@@ -193,10 +193,10 @@ class _Calls:
         question_index = self._question_index.get(index, -1)
         own = self._entries[question_index].message.text if question_index >= 0 else ""
         texts = (own, question) if question != own else (own,)
-        return Focus("\n".join(texts), "\n".join(map(_values, self._answered.get(index, ()))))
+        return Focus("\n".join(texts), "\n".join(map(call_values, self._answered.get(index, ()))))
 
 
-def _values(call: ToolCallPart) -> str:
+def call_values(call: ToolCallPart) -> str:
     """Returns the texts and numbers among the arguments of a call, which say what was looked for."""
     values: list[str] = []
 
@@ -472,7 +472,7 @@ class _Arrivals:
 
     def _focus(self, message: Message) -> Focus:
         calls = (self._calls.get(r.call_id) for r in message.tool_results)
-        return Focus(self._question, "\n".join(_values(call) for call in calls if call is not None))
+        return Focus(self._question, "\n".join(call_values(call) for call in calls if call is not None))
 
 
 def _chars(message: Message, tokens: int, target_tokens: int) -> int:

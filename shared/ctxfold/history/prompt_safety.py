@@ -44,6 +44,7 @@ _OWN_HEADINGS = (
     "summary of prior conversation",
     "facts, verbatim",
     "from tool outputs",
+    "state of the work",
     "passages recalled",
     "end of ",
     "section ",
