@@ -162,6 +162,14 @@ class HistoryCompacted:
 
 
 @dataclass(frozen=True, slots=True)
+class LossNoticed:
+    """A `reply` says that earlier content is missing, after a compaction. The next request recalls for its question too, once."""
+
+    session: str
+    reply: Message
+
+
+@dataclass(frozen=True, slots=True)
 class CompactionStarted:
     """A compaction begins; it ends with HistoryCompacted or CompactionHeld.
 
@@ -335,6 +343,7 @@ Event: TypeAlias = (
     | MessagesRestored
     | SessionLoaded
     | TurnEnded
+    | LossNoticed
     | CompactionStarted
     | CompactionProgress
     | HistoryCompacted

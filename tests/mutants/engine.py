@@ -708,8 +708,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_message_is_stored_in_a_closed_turn",
-            "        session.check_open(open_turn)\n        self.events",
-            "        self.events",
+            "        session.check_open(open_turn)\n        self.tell_appended",
+            "        self.tell_appended",
             "llamaindex/test_overlapping_requests.py::test_a_list_goes_on_from_a_question_that_is_taken_back_meanwhile",
         ),
         (

@@ -6,6 +6,51 @@ from tests.mutants.mutant import Mutant, of
 
 MUTANTS: tuple[Mutant, ...] = (
     *of(
+        "retrieval/loss.py",
+        (
+            "a_loss_is_looked_for_again_and_again",
+            "return questions[0] if questions and missing[1:] != [True] else",
+            "return questions[0] if questions else",
+            "retrieval/test_loss.py::test_it_does_so_once",
+        ),
+        (
+            "a_denial_of_anything_is_a_loss",
+            "any(d.search(s) and n.search(s) for s in beginning",
+            "any(d.search(s) for s in beginning",
+            "retrieval/test_loss.py::test_what_is_not_there_for_another_reason_is_no_loss",
+        ),
+        (
+            "the_whole_of_a_reply_counts",
+            "sentences(reply[: 4 * MOST_CHARS])[:MOST_SENTENCES]",
+            "sentences(reply)",
+            "retrieval/test_loss.py::test_only_the_beginning_of_a_reply_counts",
+        ),
+    ),
+    *of(
+        "engine/recall.py",
+        (
+            "a_loss_gets_no_more_room",
+            '"recall_tokens": 2 * rules.recall_tokens}',
+            '"recall_tokens": rules.recall_tokens}',
+            "retrieval/test_loss.py::test_it_may_take_twice_the_share",
+        ),
+        (
+            "only_the_lost_question_is_asked",
+            'TextPart(f"{lost}\\n{question.text}"),))',
+            'TextPart(f"{lost}\\n"),))',
+            "retrieval/test_loss.py::test_its_own_question_is_answered_too",
+        ),
+    ),
+    *of(
+        "engine/engine.py",
+        (
+            "a_loss_is_told_before_anything_was_compacted",
+            "for m in messages if may_recall and is_final(m)",
+            "for m in messages if is_final(m)",
+            "retrieval/test_loss.py::test_subscribers_learn_of_it",
+        ),
+    ),
+    *of(
         "retrieval/bm25.py",
         (
             "common_terms_of_a_short_session_are_not_read_in_full",

@@ -17,7 +17,7 @@ from ctxfold.engine.fit import WindowFitter
 from ctxfold.engine.known_messages import dropped_calls, new_record_ids, open_turn_starts, with_stored_results
 from ctxfold.engine.request import NO_OPTIONS, Options
 from ctxfold.errors import CtxError, EmptyMessagesError, MessageConflictError, SessionNotFoundError, WindowTooSmallError
-from ctxfold.events import Appended, MessagesLeftOut, Subscribers, TurnEnded
+from ctxfold.events import Appended, LossNoticed, MessagesLeftOut, Subscribers, TurnEnded
 from ctxfold.history.cuts import (
     asked_results,
     check_sequence,
@@ -33,6 +33,7 @@ from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message, is_final, is_question, system, validated
 from ctxfold.policy.settings import LEAST_BUDGET_TOKENS, Policy, session_limit
 from ctxfold.protocols import Ports, Store
+from ctxfold.retrieval.loss import says_missing
 from ctxfold.sections.section import Section, check_sections
 from ctxfold.state import (
     PendingRollback,
@@ -243,6 +244,12 @@ class Engine:
         open_turn = yield from store(session, new_messages, turn, record_ids=record_ids, expect=expect, options=options)
         return Added(tuple(new_messages), open_turn)
 
+    def tell_appended(self, session: Session, messages: Sequence[Message]) -> None:
+        """Tells subscribers what was stored, and which replies say that something is missing that may have been compacted."""
+        name, may_recall = session.key.session, session.state.compactions or session.state.excerpts
+        lost = [LossNoticed(name, m) for m in messages if may_recall and is_final(m) and says_missing(m.text)]
+        self.events.emit(Appended(name, tuple(messages)), *lost)
+
     def _stored_at_once(self, session: Session, question: Message, turn: str, options: Options) -> Flow[bool]:
         """Stores a question without a search for its id, which is nearly always new. Returns False when the session has it.
 
@@ -448,7 +455,7 @@ class Engine:
                 session.check_open(item.turn_id)
             raise
         session.check_open(open_turn)
-        self.events.emit(Appended(session.key.session, tuple(new_messages)))
+        self.tell_appended(session, new_messages)
         for item in drafts:
             if isinstance(item.body, TurnClosed):
                 self.turn_ended(session, item.turn_id or "", item.body.status)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, islice, pairwise
 
 from ctxfold.effects import Flow, StoreQuery
 from ctxfold.history.cuts import kept, legal_cuts
 from ctxfold.history.view import Entry, View
 from ctxfold.index.cache import Chunk
-from ctxfold.messages import Message, is_question
+from ctxfold.messages import Message, TextPart, is_question
 from ctxfold.policy.settings import SMALL_TOKENS, Policy
 from ctxfold.protocols import Ports
 from ctxfold.retrieval.embeddings import near_chunks
+from ctxfold.retrieval.loss import lost_question
 from ctxfold.retrieval.passages import Passage, chosen, render, tokens_of
 from ctxfold.retrieval.search import search
 from ctxfold.state import Session, Stage
@@ -52,9 +54,11 @@ class PassageFitter:
         They give way where the archive matches the question about as well as they do, and only in this request: nothing is
         compacted. The newest of them that fit beside the passages stay; with `whole_tail` all of them do.
         """
-        rules, view, count = stage.rules, stage.view, self.count_text
+        view, count = stage.view, self.count_text
         if not self._may_recall(session, stage, question):
             return view, ""
+        stage, question = _with_lost(stage, question)
+        rules = stage.rules
         known = session.request_text(question.id, question)
         if whole_tail:
             keep = known is None or not known.hidden
@@ -94,8 +98,11 @@ class PassageFitter:
 
         They stay the same all turn long, unless less room is left for them. Without `keep`, the turn's requests keep theirs.
         """
+        if not self._may_recall(session, stage, question):
+            return ""
+        stage, question = _with_lost(stage, question)
         share = min(stage.rules.recall_share_tokens, room_tokens)
-        if share <= 0 or not self._may_recall(session, stage, question):
+        if share <= 0:
             return ""
         known = session.request_text(question.id, question)
         if known is not None and not known.hidden and self.count_text(known.text) <= share:
@@ -140,6 +147,16 @@ class PassageFitter:
             return (yield from chosen(matches, share_tokens, counter, now_s=now_s))
 
         return (yield from StoreQuery(read()))
+
+
+def _with_lost(stage: Stage, question: Message) -> tuple[Stage, Message]:
+    """Returns rules with twice the share, and a question that asks for what the newest reply says is missing, if it does."""
+    lost, rules = lost_question(stage.view), stage.rules
+    if not lost or question.text.startswith(f"{lost}\n"):
+        return stage, question
+    twice = {"recall_ratio": 2 * rules.recall_ratio, "recall_tokens": 2 * rules.recall_tokens}
+    both = replace(question, parts=(TextPart(f"{lost}\n{question.text}"),))
+    return replace(stage, rules=rules.model_copy(update=twice)), both
 
 
 def _dialogue_with_excerpts(view: View, tail: Container[int]) -> list[Entry]:

@@ -42,7 +42,7 @@ from ctxfold.errors import (
     MessageTooLargeError,
     TurnClosedError,
 )
-from ctxfold.events import Appended, IdsRepeated
+from ctxfold.events import IdsRepeated
 from ctxfold.history.cuts import open_calls
 from ctxfold.history.diff import Reconciled, asked_after_results, ended_with, finished_count, prompted, reworded
 from ctxfold.history.log import SessionState
@@ -561,7 +561,7 @@ def _commit(engine: Engine, attempt: TurnAttempt, options: Options, reply: Reply
     take_over(session, place.replaced, place.turn_id)
     for turn_id, status in place.ended:
         engine.turn_ended(session, turn_id, status)
-    engine.events.emit(Appended(session.key.session, (message,)))
+    engine.tell_appended(session, (message,))
     if is_final(message):
         engine.turn_ended(session, place.turn_id, "completed")
         if questions := place.questions or questions_between(attempt, message):
