@@ -105,9 +105,9 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "age_counts_much_for_every_question",
-            "AGE_WEIGHT = 0.02",
+            "AGE_WEIGHT = 0.04",
             "AGE_WEIGHT = 0.2",
-            "retrieval/test_recall.py::test_age_decides_where_few_words_of_the_question_match",
+            "retrieval/test_recall.py::test_of_messages_that_match_alike_the_newer_is_the_better",
         ),
         (
             "neighbours_reach_across_a_gap_of_records",
@@ -170,10 +170,16 @@ MUTANTS: tuple[Mutant, ...] = (
             "retrieval/test_recall.py::test_a_message_of_nearly_half_of_the_room_is_shown_whole",
         ),
         (
-            "age_counts_the_same_however_few_words_match",
-            "AGE_WEIGHT * (fsum(found.weights.values()) / best_score if best_score else 1.0)",
-            "AGE_WEIGHT",
-            "retrieval/test_recall.py::test_age_decides_where_few_words_of_the_question_match",
+            "age_sinks_what_matches",
+            "        if score >= floor\n    }",
+            "        if score + AGE_WEIGHT * (of_best - log(1 + (newest - seq) / recent)) >= 3 * floor\n    }",
+            "retrieval/test_recall.py::test_age_sinks_no_old_match_of_a_question_in_many_words",
+        ),
+        (
+            "an_aside_weighs_as_much_as_the_question",
+            "ASIDE_WEIGHT = 0.25",
+            "ASIDE_WEIGHT = 1.0",
+            "retrieval/test_recall.py::test_the_sentence_that_asks_weighs_more_than_what_stands_around_it",
         ),
     ),
     *of(

@@ -802,14 +802,39 @@ def test_the_full_stop_of_an_ordinal_number_ends_no_sentence() -> None:
     assert records("The box has number 47. The key is here.") == ["The box has number 47.", "The key is here."]
 
 
-def test_age_decides_where_few_words_of_the_question_match() -> None:
+def test_of_messages_that_match_alike_the_newer_is_the_better() -> None:
     apart = [f"Quiet day {n}." for n in range(400)]
-    said = ["The zebra came.", *apart, "The zebra came again, and this is all that we saw of it."]
-    old, new = 1, len(said)
-    all_match = found_scores(*said, question="zebra")
-    assert all_match[old] > all_match[new]
-    few_match = found_scores(*said, question="zebra okapi quagga tapir gnu lion")
-    assert few_match[new] > few_match[old]
+    said = ["The zebra came.", *apart, "The zebra came.", *apart]
+    scores = found_scores(*said)
+    assert 1 > scores[1] / scores[402] > 0.8
+
+
+def test_age_sinks_no_old_match_of_a_question_in_many_words() -> None:
+    quiet = [f"Quiet day {n} with {n} letters and a walk." for n in range(600)]
+    question = (
+        "Letters and walks and more letters came, then a storm, then nothing for a week: where was the zebra hidden"
+    )
+    scores = found_scores("The zebra is in the barn.", *quiet, question=question)
+    assert 1 in scores
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "{0} Where is the zebra now? {1}",
+        "{0} {1} Where is the zebra now?",
+        "Where is the zebra now?\n{0} {1}",
+        '{0} Ben asked me: "Where is the zebra now?" {1}',
+    ],
+)
+def test_the_sentence_that_asks_weighs_more_than_what_stands_around_it(asked: str) -> None:
+    quiet = [f"Quiet day {n}." for n in range(40)]
+    said = ("The zebra is in the barn.", *quiet, "Agatha bought a violin in Lisbon.")
+    aside = ("Agatha played her violin.", "She is still in Lisbon.")
+    scores = found_scores(*said, question=asked.format(*aside))
+    assert max(scores, key=lambda seq: scores[seq]) == 1
+    unasked = found_scores(*said, question=asked.format(*aside).replace("?", "."))
+    assert max(unasked, key=lambda seq: unasked[seq]) == len(said), "all sentences count alike"
 
 
 @pytest.mark.parametrize(

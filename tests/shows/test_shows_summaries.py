@@ -34,11 +34,11 @@ def test_a_reader_finds_no_stamps_and_few_fragments() -> None:
     assert len(total.fragments + total.doubled + total.without_subject) < 0.1 * total.lines
 
 
-@pytest.mark.parametrize("window", [8_000, 16_000])
+@pytest.mark.parametrize("window", [4_000, 8_000, 16_000])
 def test_what_an_agent_says_of_large_outputs_outlives_their_lines(window: int) -> None:
     kept, given = reader.conclusions_kept(window)
     assert given == 48
-    assert kept >= 0.85 * given
+    assert kept >= 0.83 * given
 
 
 @pytest.mark.parametrize(

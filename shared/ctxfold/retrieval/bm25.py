@@ -41,8 +41,9 @@ def ranked(
     live_index: LiveIndex | None = None,
     probe: int | None = None,
     hits: Hits | None = None,
+    emphasis: Mapping[str, float] | None = None,
 ) -> Flow[Ranked]:
-    """Ranks the documents with one of the terms.
+    """Ranks the documents with one of the terms; the weights of those in `emphasis` are multiplied.
 
     Messages of `live_index` count as if they were archived. `probe` is how many hits of each term are read first, and `hits`
     are cached ones of the session. The result is exact while no term has more than FEW hits; otherwise a term too common to be
@@ -54,7 +55,7 @@ def ranked(
     common = [t for t in terms if len(first.by_term[t]) >= probe]
     if not common:
         joined = _joined(first, first.by_term, live_index)
-        weights = idf(joined, frequencies(joined))
+        weights = _emphasised(idf(joined, frequencies(joined)), emphasis)
         return Ranked(bm25(joined, weights), weights, joined)
     guessed = frequencies(first, at_most=probe)
     common.sort(key=lambda t: (guessed[t], t))
@@ -71,7 +72,7 @@ def ranked(
     unread = [t for t in common if t not in rare]
     sampled = _joined(first, {t: by_term.pop(t) for t in unread}, live_index)
     in_full = _joined(first, by_term, live_index)
-    weights = idf(in_full, {t: n + len(live_index.hits.get(t, ())) for t, n in known.items()})
+    weights = _emphasised(idf(in_full, {t: n + len(live_index.hits.get(t, ())) for t, n in known.items()}), emphasis)
     exact = _scores(in_full, weights)
     best = best_first(_scores(sampled, weights, onto=exact))
     floor = MIN_GAIN * best[0][1]
@@ -170,6 +171,10 @@ def idf(postings: Postings, frequency: Mapping[str, int]) -> dict[str, float]:
     weights = {t: math.log(1 + (total - n + 0.5) / (n + 0.5)) for t, n in frequency.items()}
     missing = [stem for t, n in frequency.items() if n > frequency.get(stem := rough_stem(t), n)]
     return weights | dict.fromkeys(missing, 0.0)
+
+
+def _emphasised(weights: dict[str, float], emphasis: Mapping[str, float] | None) -> dict[str, float]:
+    return {t: weight * emphasis.get(t, 1.0) for t, weight in weights.items()} if emphasis else weights
 
 
 def bm25(postings: Postings, weights: Mapping[str, float]) -> Ranking:

@@ -43,8 +43,11 @@ LONG_NUMBER = 3  # digits; a shorter one stands in most calls and outputs by cha
 RARE_SHARE = 0.25
 # of the best score among older messages of the tail: from here on a question is about the archive too
 ARCHIVE_SHARE = 0.7
-AGE_WEIGHT = 0.02  # of the weight of all query terms: what a message loses each time that its distance grows e times
+AGE_WEIGHT = 0.04  # of the best score: what a message loses each time that its distance grows e times
 RECENT_MESSAGES = 50  # added to the distance: among the newest ones age counts little
+ASIDE_WEIGHT = 0.25  # of a term that stands in the question's message, but in none of the sentences that ask
+_QUESTION_MARKS = ("?", "？", "؟")
+_PARTS = lazy_pattern(r"(?<=[.!?؟])[\"'”’»)\]]*\s+|(?<=[。！？])[”’」』）]*|\n+|[\"'”’»)\]]*\Z")
 LEAST_SHARE = 0.15  # of the best score; weaker messages are noise
 TOKENS_PER_TERM, LINE_TOKENS = 2, 12  # to estimate the size of a message before it is read
 # a message may be shown whole up to WHOLE_RATIO of the budget less OTHERS_TOKENS, and up to either of the other two in any case
@@ -98,7 +101,8 @@ def search(
     unarchived = tail | speaking
     unread_chars = sum(map(searchable_chars, readings.unread(unarchived)))
     live_index = yield from off_loop(lambda: readings.live_index(unarchived, index_terms), unread_chars)
-    found = yield from ranked(key, terms, hits=readings.hits, live_index=live_index)
+    emphasis = _emphasis(query, terms)
+    found = yield from ranked(key, terms, hits=readings.hits, live_index=live_index, emphasis=emphasis)
     if not found.scores and len(every := query_terms(query, function_words=True)) > len(terms):
         found = yield from ranked(key, every, hits=readings.hits, live_index=live_index)
     nothing = Matches({}, {}, found.weights, {})
@@ -115,9 +119,7 @@ def search(
     by_words |= _with_near_terms(found, by_words, line_up, lengths)
     by_meaning |= _with_near_likeness(by_meaning, line_up, lengths)
     scores = {seq: score for seq, score in _mixed(by_words, by_meaning).items() if seq not in visible}
-    best_score = max(by_words.values(), default=0.0)
-    age_weight = AGE_WEIGHT * (fsum(found.weights.values()) / best_score if best_score else 1.0)
-    scores, followers = _best(scores, size, lengths, budget_tokens, visible, age_weight)
+    scores, followers = _best(scores, size, lengths, budget_tokens, visible)
     read = yield from _read(key, scores.keys() | followers.keys(), readings)
     matches = Matches(_with_continuations(scores, followers, read), read, found.weights, likeness)
     if reaching and not likeness:
@@ -125,6 +127,16 @@ def search(
         if _covered(matches, said) < REACHES_BACK_SHARE:
             return nothing
     return matches
+
+
+def _emphasis(query: str, terms: Iterable[str]) -> dict[str, float]:
+    """Returns what the weight of a term is multiplied with that stands beside the question and not in it.
+
+    People ask within a message of other things: where some of its sentences end with a question mark, these ask.
+    """
+    asking = [part for part in _PARTS.split(query) if part.endswith(_QUESTION_MARKS)]
+    asked = frozenset(query_terms(" ".join(asking))) if asking else frozenset(terms)
+    return {term: ASIDE_WEIGHT for term in terms if asked and term not in asked}
 
 
 def _tail_matches_better(ranking: Ranking, tail: Container[int], unarchived: Container[int]) -> bool:
@@ -220,7 +232,6 @@ def _best(
     lengths: Mapping[int, int],
     budget_tokens: int,
     visible: Container[int],
-    age_weight: float,
 ) -> tuple[dict[int, float], dict[int, int]]:
     """Returns the scores with what recency adds, the best first: as many messages as the budget may hold.
 
@@ -231,7 +242,7 @@ def _best(
     documents, total_length = size
     mean = total_length / max(1, documents)
     records_each = max(1.0, max(scores) / max(1, documents))
-    aged = _aged(scores, age_weight, RECENT_MESSAGES * records_each, LEAST_SHARE * max(scores.values()))
+    aged = _aged(scores, RECENT_MESSAGES * records_each, LEAST_SHARE * max(scores.values()))
     kept: dict[int, float] = {}
     tokens, most_tokens = 0.0, most_whole_tokens(budget_tokens)
     for seq, score in best_first(aged)[:MOST_CANDIDATES]:
@@ -315,18 +326,18 @@ def _with_near_likeness(
     return summed
 
 
-def _aged(scores: Mapping[int, float], weight: float, recent: float, floor: float) -> dict[int, float]:
-    """Returns the scores with what age changes, from `floor` on: the best one stays, older messages lose and newer ones gain.
+def _aged(scores: Mapping[int, float], recent: float, floor: float) -> dict[int, float]:
+    """Returns the scores from `floor` on with what age changes: the best one stays, older messages lose and newer ones gain.
 
     BM25 adds up log odds, and so does a prior: the odds that a message is meant fall with its distance in records, as a power of
-    1 / (1 + distance / `recent`). As the weight goes by that of the query's terms, age decides where few of them match.
+    1 / (1 + distance / `recent`). What matches is not lost to age: the floor is held against what words say.
     """
     newest, (_, best) = max(scores), max(zip(scores.values(), scores, strict=True))
     of_best = log(1 + (newest - best) / recent)
     return {
-        seq: aged
+        seq: score + AGE_WEIGHT * (of_best - log(1 + (newest - seq) / recent))
         for seq, score in scores.items()
-        if (aged := score + weight * (of_best - log(1 + (newest - seq) / recent))) >= floor
+        if score >= floor
     }
 
 
