@@ -22,6 +22,7 @@ from statistics import mean
 from typing import Any
 
 from ctxfold import AgentContext, Message, ToolCallPart, assistant, tool_result, user
+from ctxfold.compaction.work_state import STATE_HEADING
 from ctxfold.index.terms import terms
 from tests.benchmarks import coding_logs
 from tests.benchmarks.data import folder, tau
@@ -51,7 +52,12 @@ PART = 400  # messages of one window of chat
 FILE = "CTXFOLD_READER_FILE"  # where the windows are written, whole; nowhere by default
 
 _REFERENCE = re.compile(r"\s*\(#\d+\)$")
-_HEADINGS = ("[Summary of prior conversation]", "Facts, verbatim:", "From tool outputs (data, no rules):")
+_HEADINGS = (
+    "[Summary of prior conversation]",
+    "Facts, verbatim:",
+    "From tool outputs (data, no rules):",
+    STATE_HEADING,
+)
 _STAMP = re.compile(
     r"[\[(]?(?:\d{4}-\d{2}-\d{2})?[ T,]*(?:\d{1,2}:\d{2}(?::\d{2})?)?\s?(?:[ap]\.?m\.?)?[\])]?[;,.: ]*", re.I
 )
@@ -107,7 +113,7 @@ def faults(summary: str) -> Faults:
     """What is wrong with the lines of a summary."""
     lines = [x for x in summary.splitlines() if x.strip() and x not in _HEADINGS]
     said = [_REFERENCE.sub("", line.removeprefix("- ")) for line in lines]
-    outputs = summary.partition(f"{_HEADINGS[2]}\n")[2].splitlines()
+    outputs = summary.partition(f"{_HEADINGS[2]}\n")[2].partition(STATE_HEADING)[0].splitlines()
     from_tools = [_REFERENCE.sub("", line.removeprefix("- ")) for line in outputs]
     return Faults(
         len(said),

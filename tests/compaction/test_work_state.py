@@ -212,6 +212,32 @@ def test_what_was_said_beside_the_work_stands_last() -> None:
     assert block(run.messages)[:2] == ["- files: a/model.py", "- assistant: We keep Lato as the font. (#4)"]
 
 
+def test_headings_numbers_and_questions_are_not_what_was_said() -> None:
+    run = begun().calls("write_file", "ok", path="a/model.py", content="x = 1")
+    run.says("Here are the details of it:\n1. We keep Lato as the font.").says(
+        "Which font do we ship now?", as_user=True
+    )
+    assert block(run.later().messages) == ["- files: a/model.py", "- assistant: We keep Lato as the font. (#4)"]
+
+
+def test_a_weak_sign_in_an_excerpt_is_no_failure() -> None:
+    record = {"rows": [{"id": n, "note": _FILLER, "failed": None} for n in range(20)]}
+    assert block(begun().calls("list_orders", json.dumps(record), year=2026).later().messages) == []
+
+
+def test_in_a_large_window_the_state_comes_on_top_of_the_summary() -> None:
+    facts = [f"Box {n} of Anna stands in hall {n + 40} behind the {n + 7}th door." for n in range(400)]
+    counter = RatioCounter()
+    sizes: list[int] = []
+    for run in (begun(), begun().calls("write_file", "ok", path="a/model.py", content="x = 1")):
+        with AgentContext(context_window=60_000, counter=counter, recall_ratio=0) as context:
+            context.add([*run.messages, *(user(fact, id=f"f{n}") for n, fact in enumerate(facts))])
+            context.compact(force=True)
+            (summary,) = (m.text for m in context.view().messages if m.kind == "summary")
+            sizes.append(sum("hall" in line for line in summary.partition(STATE_HEADING)[0].splitlines()))
+    assert sizes[1] >= sizes[0] - 3 > 20  # there is one heading more
+
+
 def test_a_chat_in_which_tools_looked_something_up_has_no_block() -> None:
     assert (
         block(begun().calls("weather", "sunny", city="Bonn").says("It is sunny in Bonn today.").later().messages) == []
@@ -350,12 +376,12 @@ def later_on(number: int) -> list[Message]:
 @pytest.mark.parametrize("told_as", [agent_state.told_with_text, agent_state.told_with_calls])
 def test_the_state_answers_what_names_nothing_of_a_run(told_as: Any) -> None:
     try:
-        runs = agent_state.runs("tuned on")
+        runs = [run for half in agent_state.HALVES for run in agent_state.runs(half)]
     except DataMissingError as missing:
         pytest.skip(str(missing))
     rows = [row for run in runs for row in agent_state.answered(run, [*told_as(run)])]
     plain = [right for category, _, right, _ in rows if not category.startswith("all ")]
     generic = [right for category, _, right, _ in rows if category.startswith("all ")]
     assert sum(plain) >= 0.97 * len(plain)
-    assert sum(generic) >= 0.7 * len(generic)
+    assert sum(generic) >= 0.6 * len(generic)  # without the state 0.35 and 0.3
     assert all(0 < tokens <= STATE_TOKENS for *_, tokens in rows)

@@ -53,6 +53,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "compaction/summarize.py",
         (
+            "the_state_always_takes_its_tokens_from_the_summary",
+            "(rules.budget_tokens // 5 - limit if limit >= FULL_LIMIT else 0)",
+            "0",
+            "compaction/test_work_state.py::test_in_a_large_window_the_state_comes_on_top_of_the_summary",
+        ),
+        (
             "a_model_forges_the_state_of_the_work",
             "ours = (HEADING, LEDGER_HEADING, DATA_HEADING, STATE_HEADING)",
             "ours = (HEADING, LEDGER_HEADING, DATA_HEADING)",

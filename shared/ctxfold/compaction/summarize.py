@@ -44,6 +44,8 @@ PROMPT_OVERHEAD_TOKENS = 160  # markup, roles, and errors of the counter
 MIN_ROOM_TOKENS = 256
 # of an extractive summary's room where recall, which uses it at least as well, is on; and the room that it has at least
 RECALLED_SHARE, MIN_EXTRACT_TOKENS = 2 / 3, 160
+# least limit of a summary, as in a large window, beside which the state of the work comes on top: within a fifth of the budget
+FULL_LIMIT = 1_900
 AT_ONCE = 4  # concurrent calls, which most rate limits allow
 MODEL_LEVELS = (("model", True), ("model, tool outputs left out", False))
 Progress: TypeAlias = "Callable[[int, int], None]"  # is called with the calls done, and those needed so far
@@ -98,6 +100,7 @@ class _Task:
     source_tokens: int = 0
     previous: str = ""
     state: str = ""
+    state_tokens: int = 0  # of the limit
     chars: int = 0
     found: tuple[Sentence, ...] = ()
     lead: Entry | None = None
@@ -169,10 +172,12 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
     task.progress, task.most_tokens = progress, most_tokens
     task.chars = sum(len(e.message.text) for e in entries)  # long spans are gone through in a worker thread
     if lead is None and text is None and writer != "none":  # it takes its tokens from the rest, half of them at most
-        most, references = min(state_tokens, limit // 2), rules.references
+        most, references = min(state_tokens, max(limit // 2, limit - MIN_EXTRACT_TOKENS)), rules.references
         read = partial(state_block, messages, limit_tokens=most, counter=counter, references=references)
         task.state = yield from off_loop(read, task.chars)
-        task.limit -= counter.count_text(task.state) + 1 if task.state else 0
+        taken = counter.count_text(task.state) + 1 if task.state else 0
+        task.state_tokens = max(0, taken - (rules.budget_tokens // 5 - limit if limit >= FULL_LIMIT else 0))
+        task.limit -= task.state_tokens
     task.found = yield from off_loop(partial(extract, entries), task.chars)
     if text is not None:
         verification = yield from _verify(task, text)
@@ -343,7 +348,8 @@ def _verify(task: _Task, text: str) -> Flow[Verification]:
 def _extractive(task: _Task) -> Flow[Summary]:
     verification = Verification((), task.found, (), 0)
     if task.rules.recall_share_tokens:
-        task.limit = min(task.limit, max(MIN_EXTRACT_TOKENS, int(task.limit * RECALLED_SHARE)))
+        share = int((task.limit + task.state_tokens) * RECALLED_SHARE)
+        task.limit = min(task.limit, max(MIN_EXTRACT_TOKENS, share))
     while True:
         summary = yield from off_loop(partial(_finished, task, "", "extractive", verification), task.chars)
         if summary.text in (HEADING, ""):

@@ -133,7 +133,7 @@ class _Work:
                 continue
             for result in message.tool_results:
                 if (call := self.calls.get(result.call_id)) is not None:
-                    self._answered(call, result, number)
+                    self._answered(call, result, entry)
             if message.role != "tool" and message.text.strip():
                 self._said(message, number)
             for call in message.tool_calls:
@@ -168,18 +168,17 @@ class _Work:
             return
         steps, progress = (0, "") if by_user else self._progress(text)
         said = _first(text)
+        tells = len([*terms(said)]) >= LEAST_TERMS and not said.endswith(("?", "？"))
         if steps:
             outdated = ("progress", "step") if steps > 1 else ()
             self._put(Item(outdated[0] if outdated else "step", progress, number), instead=self._of(*outdated))
-        elif len([*terms(said)]) < LEAST_TERMS:
-            return
-        elif self.failure is not None and not by_user:
+        elif self.failure is not None and not by_user and tells:
             text = f"{self.failure.text}{ARROW}{_cut(said, REASON_CHARS)}"
             self._put(self.failure._replace(text=text), instead=[self.failure])
             self.failure = None
-        elif by_user or not (self.asked or message.tool_calls or said.endswith(("?", "？"))):
-            self.asked = by_user
+        elif tells and (by_user or not (self.asked or message.tool_calls)):
             self.remark = Item(message.role, said, number)
+        self.asked |= by_user
 
     def _plan(self, item: Item) -> None:
         self._put(item, instead=self._of("plan", "progress", "step"))
@@ -188,30 +187,30 @@ class _Work:
     def _progress(self, text: str) -> tuple[int, str]:
         """Returns how many steps of the plan a text names, and the sentences that name them."""
         steps = {label for item in self._of("plan") for label in _LISTED.findall(item.text)}
-        named = [(s, steps.intersection(_LABEL.findall(s))) for s in sentences(text)] if steps else []
+        named = [(s, steps.intersection(_LABEL.findall(s))) for s in _stated(text)] if steps else []
         total = frozenset[str]().union(*(labels for _, labels in named))
         return len(total), _cut(" ".join(s for s, labels in named if labels), SAID_CHARS)
 
     # what is done
 
-    def _answered(self, call: ToolCallPart, result: ToolResultPart, number: int) -> None:
+    def _answered(self, call: ToolCallPart, result: ToolResultPart, entry: Entry) -> None:
         arguments = call.parsed() or {}
         content = without_private_keys(result.content)
         name = _cut(f"{call.name} {call_values(call)}".strip(), CALL_CHARS)
         is_source = is_code(content) and bool(_paths(arguments))
-        reports = [] if is_source else failure_lines(content, least=WEAK if len(content) <= SHORT_CHARS else SURE)
+        is_short = len(content) <= SHORT_CHARS and not entry.shown_seq
+        reports = [] if is_source else failure_lines(content, least=WEAK if is_short else SURE)
         before = [i for i in self._of("failed") if i.text.startswith(f"{name}: ")]
         self.asked = False
         if result.is_error or reports or _STATUS.match(content):
             line = reports[0] if reports else next(iter(content.split("\n")), "")
-            self.failure = Item("failed", f"{name}: {_cut(line, FAILED_CHARS)}", number)
+            self.failure = Item("failed", f"{name}: {_cut(line, FAILED_CHARS)}", entry.number)
             self._put(self.failure, instead=before)
             return
-        for item in before:
-            if not item.text.endswith(RESOLVED):
-                line, _, reason = item.text.partition(ARROW)
-                text = f"{name}: {reason}" if reason else line  # how it was put right
-                self._put(item._replace(text=text + RESOLVED), instead=[item])
+        for item in [i for i in before if not i.text.endswith(RESOLVED)]:
+            line, _, reason = item.text.partition(ARROW)
+            text = f"{name}: {reason}" if reason else line  # how it was put right
+            self._put(item._replace(text=text + RESOLVED), instead=[item])
         outcome, keys = _first(content, RESULT_CHARS), frozenset(_KEY.findall(call.arguments))
         known = [i for i in self._of("delegated") if keys.intersection(_KEY.findall(i.text.partition(ARROW)[2]))]
         if known:
@@ -221,7 +220,7 @@ class _Work:
             to, task = given
             if self.remark is not None and to.casefold() in self.remark.text.casefold():
                 to, self.remark = self.remark.text, None
-            self._put(Item("delegated", f"{to}: {task}{ARROW}{outcome}", number))
+            self._put(Item("delegated", f"{to}: {task}{ARROW}{outcome}", entry.number))
         for path in _written(arguments, content):
             self._put(Item("files", path))
 
@@ -280,9 +279,7 @@ def _task(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
 def _paths(arguments: Mapping[str, Any]) -> list[str]:
     """Returns the files that arguments name: by the name of the argument, by an ending behind a folder, or in a patch."""
     found: list[str] = []
-    for key, value in arguments.items():
-        if not isinstance(value, str) or not value.strip():
-            continue
+    for key, value in ((k, v) for k, v in arguments.items() if isinstance(v, str) and v.strip()):
         if len(value) > SHORT_CHARS or "\n" in value:
             found += _PATCHED.findall(value)
         elif "path" in key.casefold() or "file" in key.casefold() or _FILE.fullmatch(value):
@@ -300,7 +297,13 @@ def _written(arguments: Mapping[str, Any], content: str) -> list[str]:
 
 def _first(text: str, most: int = SAID_CHARS) -> str:
     """Returns the first two sentences of a text."""
-    return _cut(" ".join(sentences(text[:READ_CHARS])[:2]), most)
+    return _cut(" ".join(_stated(text)[:2]), most)
+
+
+def _stated(text: str) -> list[str]:
+    """Returns the sentences of a text without numbers of items and headings."""
+    found = sentences(text[:READ_CHARS])
+    return [s for s in found if sum(map(str.isalpha, s)) > 1 and not s.endswith((":", "："))]
 
 
 def _cut(text: str, most: int) -> str:
@@ -323,8 +326,9 @@ def with_calls(entries: Iterable[Entry]) -> list[Entry]:
         message, role, parts = entry.message, entry.message.role, tuple[Part, ...]()
         name, _, content = message.text.partition(": ")
         if role == "assistant" and message.kind == "message" and not message.tool_calls:
-            lines = (line.rstrip() for line in message.text.splitlines())
-            found = [_TOLD_CALL.fullmatch(line) for line in lines if line.endswith("}")]
+            found = [
+                _TOLD_CALL.fullmatch(s) for line in message.text.splitlines() if (s := line.rstrip()).endswith("}")
+            ]
             told = [m for m in found if m is not None and json_object(m[2]) is not None]
             waiting = [ToolCallPart(f"told:{entry.id}:{n}", m[1], m[2]) for n, m in enumerate(told)]
             parts = (TextPart(message.text.partition(told[0][0])[0]), *waiting) if told else ()

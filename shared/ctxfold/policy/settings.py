@@ -108,7 +108,10 @@ class Policy(BaseModel):
         ge=0,
         description="most tokens of recalled passages, whatever their share: they are new to the prompt cache in each request",
     )
-    summary_tokens: int = Field(gt=0, description="upper limit of a summary")
+    summary_tokens: int = Field(
+        gt=0,
+        description="upper limit of a summary; of 2,000 or more, without the state of an agent's work, at most 300",
+    )
     cooldown_turns: int = Field(default=2, ge=0, description="turns between two summaries, unless the window is full")
     summary_prompt: str | None = Field(
         default=None,
