@@ -256,8 +256,9 @@ def conclusions_kept(window: int, seeds: Iterable[int] = REPORTED_SEEDS) -> tupl
                         assistant(answers[-1], id=f"b{number}"),
                     ]
                 )
-            shown = "\n".join(message.text for message in ctx.window().messages)
-        kept += sum(answer in shown for answer in answers)
+            # lines of a summary have single spaces
+            shown = " ".join(word for message in ctx.window().messages for word in message.text.split())
+        kept += sum(" ".join(answer.split()) in shown for answer in answers)
         given += len(answers)
     return kept, given
 

@@ -38,7 +38,7 @@ def test_a_reader_finds_no_stamps_and_few_fragments() -> None:
 def test_what_an_agent_says_of_large_outputs_outlives_their_lines(window: int) -> None:
     kept, given = reader.conclusions_kept(window)
     assert given == 48
-    assert kept >= 0.83 * given
+    assert kept >= 0.85 * given
 
 
 @pytest.mark.parametrize(
