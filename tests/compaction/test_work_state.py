@@ -383,5 +383,5 @@ def test_the_state_answers_what_names_nothing_of_a_run(told_as: Any) -> None:
     plain = [right for category, _, right, _ in rows if not category.startswith("all ")]
     generic = [right for category, _, right, _ in rows if category.startswith("all ")]
     assert sum(plain) >= 0.97 * len(plain)
-    assert sum(generic) >= 0.6 * len(generic)  # without the state 0.35 and 0.3
+    assert sum(generic) >= 0.6 * len(generic)  # without the state 0.26 and 0.48
     assert all(0 < tokens <= STATE_TOKENS for *_, tokens in rows)
