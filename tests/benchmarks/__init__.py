@@ -28,4 +28,5 @@ SHOWS = (
     "faults",
     "scale",
     "checkpoints",
+    "conformance",
 )

@@ -195,3 +195,13 @@ def test_with_recall_an_extract_takes_two_thirds_of_the_room_that_it_has_without
             (summary,) = (e for e in ctx.view().compressed)
             sizes[ratio] = summary.tokens
     assert 0.6 * sizes[0.0] < sizes[0.8] < 0.7 * sizes[0.0]
+
+
+def test_what_is_said_word_for_word_again_and_again_is_worth_less_than_what_is_said_once() -> None:
+    form = "The nightly build of module Falcon 12 is done and all is well."
+    said_once = "Whatever happens, stop and escalate where somebody might be harmed."
+    repeated = [user(form, id=f"f{n}") for n in range(6)]
+    assert ranked(user(form, id="f"), user(said_once, id="once"))[0].endswith(form)
+    assert ranked(*repeated, user(said_once, id="once"), *(user(form, id=f"g{n}") for n in range(6)))[0].endswith(
+        said_once
+    )

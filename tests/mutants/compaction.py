@@ -101,6 +101,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "compaction/test_extract.py::test_a_stamp_and_a_speaker_are_known_by_their_shape",
         ),
         (
+            "a_form_counts_as_news",
+            "factor / times[s.text] * _worth(s, rarity, names)",
+            "factor * _worth(s, rarity, names)",
+            "compaction/test_extract.py::test_what_is_said_word_for_word_again_and_again_is_worth_less_than_what_is_said_once",
+        ),
+        (
             "numbers_count_nothing",
             "NUMBER_WORTH * math.sqrt(len(sentence.values))",
             "0.0",

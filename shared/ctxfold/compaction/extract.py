@@ -126,6 +126,7 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
     source_list = list(sources)
     speakers = _speakers(message_of(s)[0] for s in source_list)
     found: dict[str, tuple[Sentence, float]] = {}
+    times: Counter[str] = Counter()
     tools: dict[str, str] = {}
     folded_speakers = frozenset(map(str.casefold, speakers))
     kept_lines = Counter(message_of(s)[1] for s in source_list if _is_kept_line(s))
@@ -143,6 +144,7 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
             words = words_of(said)
             if len(words) >= LEAST_TERMS or (values and _tells(said)):
                 found.pop(text, None)
+                times[text] += 1
                 found[text] = Sentence(text, values, words, number, message.id, place), factor * share
         if speeches:
             speaker, text = speeches[-1]
@@ -154,7 +156,10 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
     wordings = [_wording(s) for s, _ in found.values()]
     newest = {wording: s for wording, (s, _) in zip(wordings, found.values(), strict=True) if not _asks(s.text)}
     ranked = (
-        s._replace(worth=factor * _worth(s, rarity, names) * (1.0 if newest.get(wording, s) is s else REPEATED))
+        # what is said word for word again and again is a form, not news
+        s._replace(
+            worth=factor / times[s.text] * _worth(s, rarity, names) * (1.0 if newest.get(wording, s) is s else REPEATED)
+        )
         for wording, (s, factor) in zip(wordings, found.values(), strict=True)
     )
     return (*ranked, *_open_calls(source_list))
