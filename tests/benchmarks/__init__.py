@@ -29,4 +29,5 @@ SHOWS = (
     "scale",
     "checkpoints",
     "conformance",
+    "answers",
 )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -23,6 +24,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(known)}")
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, not how fast")
     parser.add_argument("--rounds", type=int, default=4, help="against: runs of each tree (default: 4)")
+    asking = parser.add_argument_group("answers", "the model that answers, and where its answers are kept")
+    asking.add_argument("--base-url", help="of a server that speaks OpenAI's chat completions")
+    asking.add_argument("--model")
+    asking.add_argument(
+        "--results", default="answers.jsonl", help="JSON lines; a restart goes on (default: answers.jsonl)"
+    )
+    asking.add_argument("--questions", type=int, default=60, help="of each set (default: 60)")
     options = parser.parse_args()
     console = Console()
     if not console.is_terminal:
@@ -38,7 +46,8 @@ def main() -> None:
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}: choose from {', '.join(known)}")
     if commit is None:
-        _show(console, names or known, quick=options.quick)
+        answering = {name: getattr(options, name) for name in ("base_url", "model", "results", "questions")}
+        _show(console, names or known, answering, quick=options.quick)
         return
     here = Path(__file__).resolve().parents[2]
     with worktree(here, commit) as before:
@@ -47,11 +56,12 @@ def main() -> None:
                 sheet.show(console)
 
 
-def _show(console: Console, names: Sequence[str], *, quick: bool) -> None:
+def _show(console: Console, names: Sequence[str], answering: dict[str, Any], *, quick: bool) -> None:
     for name in names:
+        settings = answering if name == "answers" else {}
         start = time.perf_counter()
         try:
-            for sheet in import_module(f"tests.benchmarks.{name}").run(quick=quick):
+            for sheet in import_module(f"tests.benchmarks.{name}").run(quick=quick, **settings):
                 sheet.show(console)
         except DataMissingError as missing:
             console.print(f"{name}: not run: {missing}\n", highlight=False)
