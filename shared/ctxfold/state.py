@@ -39,7 +39,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.snapshot import dump_state, load_state, message_in, parse_snapshot
 from ctxfold.history.view import Entry, Prefix, View, WindowTokens
-from ctxfold.index.cache import PassageCache, Vectors
+from ctxfold.index.cache import PassageCache, Vectors, stamp
 from ctxfold.index.terms import indexed_terms, terms
 from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message, ToolCallPart, Usage
@@ -651,11 +651,14 @@ def index_entry(seq: int, message: Message) -> Document:
 def index_terms(message: Message) -> tuple[Mapping[str, int], int]:
     """Returns how often each term occurs in the speaker's name, the text, the calls and the media of a message, and its length.
 
-    The names of media do not count in the length, so that a picture does not move what is found for other questions.
+    Names of media and the time and the speaker in front of the text do not count in the length: they say nothing more.
     """
     calls = (f"{c.name} {c.arguments}" for c in message.tool_calls)
-    counts, length = indexed_terms("\n".join([message.name or "", message.text, *calls]))
-    counts.update(terms(" ".join([name_of(part) for part in message.parts if isinstance(part, MediaPart)])))
+    before = stamp(text := message.text)
+    counts, length = indexed_terms("\n".join([text[len(before) :], *calls]))
+    uncounted = [before, message.name or "", *(name_of(p) for p in message.parts if isinstance(p, MediaPart))]
+    if any(uncounted):
+        counts.update(terms(" ".join(uncounted)))
     return counts, length
 
 

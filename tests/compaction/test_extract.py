@@ -67,6 +67,22 @@ def test_equal_values_have_one_normal_form(one: str, other: str) -> None:
         "<{name}> {text}",
         "{name}: {text}",
         "00:01:02.294 --> 00:01:07.479\n{name}: {text}",
+        "[1:56 pm on 8 May, 2023] {name}: {text}",
+        "[{name}] [오후 1:40] {text}",
+        "13:40\t{name}\t{text}",
+        "13:40 < {name}> {text}",
+        "{name}\n00:12:31\n{text}",
+        "7\n00:01:02,294 --> 00:01:07,479\n{name}: {text}",
+        "00:01:02.294 --> 00:01:07.479\n<v {name}>{text}",
+        "{name} — Today at 1:40 PM\n{text}",
+        "12. Mai 2026, 13:40 Uhr – {name}: {text}",
+        "12 мая 2026 г., 13:40 - {name}: {text}",
+        "Tuesday, May 12, 2026 at 1:40 PM | {name} | {text}",
+        "2026-05-12 {name}: {text}",
+        "{name}, 13:40: {text}",
+        "{name} / 13h40 / {text}",
+        "{name}: [13:40] {text}",
+        "**{name}** (13:40): {text}",
     ],
 )
 def test_a_stamp_and_a_speaker_are_known_by_their_shape(style: str) -> None:
@@ -80,10 +96,23 @@ def test_a_stamp_and_a_speaker_are_known_by_their_shape(style: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["10:30 works well for me and Ben.", "Lunch is at 10:30: bring the blue plates.", "Try: the other red door."],
+    [
+        "10:30 works well for me and Ben.",
+        "Lunch is at 10:30: bring the blue plates.",
+        "Try: the other red door.",
+        "I take the blue bus at 13:00 EST.",
+        "Blue Boat Harbour, 13:40: leave by the south gate.",
+        "Blue Boat Harbour 13:40",
+        "- Blue Boat (DOB: 1990-04-05): three red bags",
+        "The boats of 2026-05-12: three red ones.",
+    ],
 )
 def test_a_time_or_a_colon_in_a_sentence_is_no_stamp(text: str) -> None:
-    assert lines(user(text, id="u")) == [f"user: {text}"]
+    assert lines(user(text, id="u")) == [f"user: {text.removeprefix('- ')}"]
+
+
+def test_where_nothing_follows_a_name_it_is_what_is_said() -> None:
+    assert lines(user("[13:40] Blue harbour boats", id="u")) == ["user: [13:40] Blue harbour boats"]
 
 
 def test_nobody_speaks_for_the_assistant() -> None:

@@ -162,7 +162,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_stem_is_stemmed_no_further",
-            'return once if once == word else cast("str", stem_word(once))',
+            'return once if once == word else cast("str", stemmers[language](once))',
             "return once",
             "retrieval/test_recall.py::test_a_message_is_found_by_every_form_of_its_words",
         ),
@@ -171,6 +171,48 @@ MUTANTS: tuple[Mutant, ...] = (
             "(term if term in lower else term[:-1] for term in _terms_by_token[token])",
             "_terms_by_token[token]",
             "compaction/test_excerpts.py::test_a_word_is_found_whose_stem_it_does_not_contain",
+        ),
+        (
+            "a_time_in_a_sentence_is_a_stamp",
+            "bracketed or not any(word[0].islower() for word in name.split())",
+            "True",
+            "compaction/test_extract.py::test_a_time_or_a_colon_in_a_sentence_is_no_stamp",
+        ),
+        (
+            "an_item_of_a_list_has_a_stamp",
+            'moment is None or (line[0] in _ITEM and line[:2] != "**")',
+            "moment is None",
+            "compaction/test_extract.py::test_a_time_or_a_colon_in_a_sentence_is_no_stamp",
+        ),
+        (
+            "a_stamp_without_brackets_is_none",
+            "tokens[run.start()].start(), end",
+            "len(line), end",
+            "compaction/test_extract.py::test_a_stamp_and_a_speaker_are_known_by_their_shape",
+        ),
+        (
+            "a_name_in_a_header_is_no_speaker",
+            "if bracketed and not before and is_name(rest)",
+            "if False and is_name(rest)",
+            "compaction/test_extract.py::test_a_stamp_and_a_speaker_are_known_by_their_shape",
+        ),
+        (
+            "a_name_on_a_line_of_its_own_is_no_speaker",
+            "if shaped and following.strip()",
+            "if False",
+            "compaction/test_extract.py::test_a_stamp_and_a_speaker_are_known_by_their_shape",
+        ),
+        (
+            "the_last_line_is_a_speaker",
+            "speech.words or number < last or not speech.speaker",
+            "True",
+            "compaction/test_extract.py::test_where_nothing_follows_a_name_it_is_what_is_said",
+        ),
+        (
+            "sentences_of_a_transcript_have_no_speaker",
+            'told.append(f"{lead}\\n{part}" if lead else part)',
+            "told.append(part)",
+            "retrieval/test_recall.py::test_a_passage_of_a_transcript_names_its_speaker",
         ),
         (
             "an_ordinal_number_ends_a_sentence_in_recall",

@@ -573,6 +573,29 @@ def test_words_that_only_look_like_a_form_of_another_stay_apart() -> None:
             assert [hit.message_id for hit in ctx.search(pair.split()[1])] == []
 
 
+@pytest.mark.parametrize(
+    "style", ["{name}  {time} PM\n{text}", "{name}\n00:{time}\n{text}", "[5/12 {time} PM] {name}\n{text}"]
+)
+def test_a_passage_of_a_transcript_names_its_speaker(style: str) -> None:
+    said = [("Tobias", "Good point, let us see."), ("Salma", "The zebra is mine."), ("Ana", "Fine by me, as ever.")]
+    quiet = [(("Ben", "Jorik")[n % 2], f"Nothing came of that on day {n}, as always.") for n in range(40)]
+    told = [*quiet[:20], *said, *quiet[20:]]
+    lines = [style.format(name=name, time=f"1:{10 + n % 50}", text=text) for n, (name, text) in enumerate(told)]
+    with context(context_window=1_000) as ctx:
+        ctx.add([user("\n".join(lines), id="long"), assistant("Noted.", id="n")])
+        add_days(ctx, "late")
+        line = recalled(ctx, "Whose zebra is it?")[0]
+    before = line[: line.index("The zebra is mine.")]
+    assert before.rindex("Salma") > max(map(before.rfind, ("Tobias", "Ana", "Ben", "Jorik")))
+
+
+def test_what_stands_before_the_words_does_not_make_a_message_longer() -> None:
+    plain = index_entry(1, user("The zebra is mine."))
+    stamped = index_entry(2, user("[1:56 pm on 8 May, 2023] Salma: The zebra is mine."))
+    assert stamped.length == plain.length
+    assert {"salma", "2023"} <= stamped.terms.keys()
+
+
 def test_what_was_stored_on_another_day_is_dated_once() -> None:
     day, first_s = 86_400.0, 1_714_730_000.0  # 2024-05-03
     said = {0: "came", 1: "ate", 2 * day: "left", 4 * day: "returned"}

@@ -1,7 +1,7 @@
 """Extracts sentences with their speaker and their values, and ranks them by rarity; no list of words of any language.
 
 A value is what has the shape of one: a token with a digit, an address, a path, an identifier, a text between backticks. Stamps and
-speakers are recognised by shape, too: a group with a time in it, then a name and a colon.
+speakers are recognised by shape, too (`index.terms`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ctxfold.compaction.excerpts import failure_lines, without_calls
 from ctxfold.compaction.text_units import TextUnits, is_code, is_code_block, without_markers
 from ctxfold.history.prompt_safety import strip_control_chars
 from ctxfold.history.view import Entry
-from ctxfold.index.terms import CJK, sentences, stretches, terms
+from ctxfold.index.terms import CJK, Speech, sentences, speaker_of, speakers_of, stretches, terms
 from ctxfold.lru import lazy_pattern
 from ctxfold.messages import Message
 
@@ -29,7 +29,6 @@ Source: TypeAlias = Entry | Message
 
 MAX_CHARS = 300  # of a sentence; a longer one is cut
 MAX_VALUE_CHARS = 300  # longer ones are data, which nobody repeats
-MAX_NAME_CHARS, MAX_NAME_WORDS = 32, 4
 MOST_LINES = 400  # of a message, in which names are looked for
 LEAST_TERMS = 3  # of a sentence without a value
 SHORT_VALUE = 3  # characters; a value this short means nothing without the words beside it
@@ -69,12 +68,6 @@ _VALUE = lazy_pattern(
 _CAPITAL = r"\b[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]\w+"
 _CAPITALISED = lazy_pattern(_CAPITAL)
 _NAME = lazy_pattern(rf"(?<=[\w,;]\s){_CAPITAL}")  # not at the beginning of a sentence
-_TIME = r"\d{1,2}:\d{2}(?::\d{2})?(?:[.,]\d{1,9})?(?:\s?[AaPp]\.?[Mm]\b\.?)?Z?"
-_STAMP = lazy_pattern(rf"[\[(]?(?:[\d./,-]{{4,24}}[T\s]\s{{0,3}})?{_TIME}(?:\s-->\s{_TIME})?(?:\s?UTC)?[\])]?")
-_CLOCK = lazy_pattern(r"\d:\d\d")  # is in every stamp, and is found much faster
-_BEHIND_STAMP = lazy_pattern(r"\s*[-–—:]?\s+")
-_LABEL = lazy_pattern(r"(?:<([^<>\s]{1,32})>|([^\W_][^:\n<>{}\[\]\"“”?!;.]{0,31}):)\s+(?=\S)")
-_IN_NO_NAME = frozenset('.!?;"/\\=(){}')
 _EMPHASIS = lazy_pattern(r"(?<!\w)(\*{1,3}|__)(?=\S)([^*_\n]+)(?<=\S)\1(?!\w)")
 _MARKER_IN_JSON = lazy_pattern(r"\\n\[\.\.\. [\d,]{1,12} of [^\]\n]{0,200}\]")  # of a shortened argument
 # nobody speaks for these, as their text is not theirs to write
@@ -116,11 +109,6 @@ class Sentence(NamedTuple):
     open_call: bool = False
 
 
-class _Speech(NamedTuple):
-    speaker: str
-    text: str
-
-
 def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
     """Returns the sentences that tell something, in order, and the open tool calls; of equal ones the newest."""
     source_list = list(sources)
@@ -130,7 +118,7 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
     tools: dict[str, str] = {}
     folded_speakers = frozenset(map(str.casefold, speakers))
     kept_lines = Counter(message_of(s)[1] for s in source_list if _is_kept_line(s))
-    nobody = asked = _Speech("", "")
+    nobody = asked = Speech("", "")
     places = numbers()
     for source in source_list:
         message, number = message_of(source)
@@ -147,8 +135,8 @@ def extract(sources: Iterable[Source]) -> tuple[Sentence, ...]:
                 times[text] += 1
                 found[text] = Sentence(text, values, words, number, message.id, place), factor * share
         if speeches:
-            speaker, text = speeches[-1]
-            asked = _Speech(speaker, sentences(text)[-1] if _asks(text.rstrip()) else "")
+            speaker, text, _ = speeches[-1]
+            asked = Speech(speaker, sentences(text)[-1] if _asks(text.rstrip()) else "")
     by_message = _messages_of(s for s, _ in found.values())
     spread = Counter(chain.from_iterable(by_message.values()))
     rarity = {word: min(MAX_RARITY, math.log((1 + len(by_message)) / n)) for word, n in spread.items()}
@@ -209,7 +197,7 @@ def flat(message: Message) -> str:
 
 
 def _told(
-    source: Source, speeches: Sequence[_Speech], tools: Mapping[str, str], asked: _Speech
+    source: Source, speeches: Sequence[Speech], tools: Mapping[str, str], asked: Speech
 ) -> Iterator[tuple[str, str, float]]:
     """Yields who says the sentences of a message, the sentences, and a factor for each."""
     message, _ = message_of(source)
@@ -228,10 +216,10 @@ def _told(
         yield from ((tool, s, worth * _share(len(units))) for s in units if s not in failures)
     else:
         for speech in speeches:
-            for at, text in enumerate(_sentences(speech.text)):
-                answers = asked.text and not at and len(speeches) == 1 and asked.speaker != speech.speaker
+            for at, text in enumerate(_sentences(speech.words)):
+                answers = asked.words and not at and len(speeches) == 1 and asked.speaker != speech.speaker
                 if answers and len(words_of(text)) <= SHORT_ANSWER:
-                    question = asked.text.replace('"', "'")[-MAX_CHARS:]
+                    question = asked.words.replace('"', "'")[-MAX_CHARS:]
                     yield f'{speech.speaker}, asked "{question}"', text, worth
                 else:
                     yield speech.speaker, text, worth * (ASKED if _asks(text) else 1.0)
@@ -297,19 +285,19 @@ def _sentences(text: str) -> Iterator[str]:
 # who says it
 
 
-def spoken(message: Message, speakers: Collection[str]) -> list[_Speech]:
+def spoken(message: Message, speakers: Collection[str]) -> list[Speech]:
     """Returns what each speaker of a message says, in order; lines without a speaker belong to the one before."""
     name = message.name or ""
     speeches = [(name if name and not _is_role(name) else message.role, list[str]())]
-    for raw in _without_code(strip_control_chars(without_markers(message.text))):
-        speaker, line = speaker_of(raw)
+    raw_lines = [*_without_code(strip_control_chars(without_markers(message.text)))]
+    for raw, (speaker, line, stamped) in zip(raw_lines, speakers_of(raw_lines), strict=True):
         if not speaker:
             speeches[-1][1].append(line)
-        elif (speaker in speakers or line != raw.partition(":")[2].strip()) and not _is_role(speaker):
-            speeches.append((speaker, [line]))  # with its stamp, or one of several
+        elif (speaker in speakers or stamped) and not _is_role(speaker):
+            speeches.append((speaker, [line]))
         else:
             speeches[-1][1].append(raw)
-    return [_Speech(speaker, text) for speaker, lines in speeches if (text := "\n".join(lines)).strip()]
+    return [Speech(speaker, text) for speaker, lines in speeches if (text := "\n".join(lines)).strip()]
 
 
 def _is_role(name: str) -> bool:
@@ -318,57 +306,13 @@ def _is_role(name: str) -> bool:
     return folded in _ROLES or folded.split(maxsplit=1)[0] in _ROLES
 
 
-def speaker_of(line: str) -> tuple[str, str]:
-    """Returns the name in front of a line and its words, without a stamp; "" for no name.
-
-    A line with nothing but a stamp and a name tells who says the next ones.
-    """
-    if ":" not in line and "<" not in line:
-        return "", line
-    stamp = _STAMP.search(line, 0, MAX_NAME_CHARS * 2) if _CLOCK.search(line, 0, MAX_NAME_CHARS * 2) else None
-    if stamp is None:
-        label = _LABEL.match(line)
-        return (
-            ((label[1] or label[2]).strip(), line[label.end() :].strip())
-            if label and _is_name(label[1] or label[2])
-            else ("", line)
-        )
-    before, after = line[: stamp.start()].strip(" ,-–—"), line[stamp.end() :]
-    if before:
-        bracketed = stamp[0].startswith(("[", "("))
-        if _is_name(before) and (not after.strip() or (bracketed and after.startswith(":"))):
-            return before, after[1:].strip()
-        return "", line
-    rest = _BEHIND_STAMP.sub("", after, count=1) if after[:1] in " -–—:" else after
-    if (label := _LABEL.match(rest)) and _is_name(label[1] or label[2]):
-        return (label[1] or label[2]).strip(), rest[label.end() :].strip()
-    if not rest.strip():
-        return "", ""
-    bracketed = stamp[0].startswith(("[", "("))
-    if bracketed and _is_name(rest.strip()) and rest.strip()[-1].isalnum() and rest.strip()[:1].isupper():
-        return rest.strip(), ""
-    return "", rest if bracketed else line
-
-
-def _is_name(text: str) -> bool:
-    """Tells whether a text has the shape of a name: a few words without digits, or one that does not begin with a digit."""
-    words = text.split()
-    return (
-        len(text) <= MAX_NAME_CHARS
-        and 0 < len(words) <= MAX_NAME_WORDS
-        and _IN_NO_NAME.isdisjoint(text)
-        and not (any(map(str.isdigit, text)) if len(words) > 1 else text[0].isdigit())
-    )
-
-
 def _speakers(messages: Iterable[Message]) -> frozenset[str]:
     """Returns the names that begin several lines, or that several lines address."""
     names: Counter[str] = Counter()
     for message in messages:
         if message.role != "tool" and message.kind != "summary":
-            for line in message.text.splitlines()[:MOST_LINES]:
-                speaker, said = speaker_of(line)
-                names.update({speaker, speaker_of(said)[0]} if speaker else ())
+            for speaker, said, _ in speakers_of(message.text.splitlines()[:MOST_LINES]):
+                names.update({speaker, speaker_of(said).speaker} if speaker else ())
     return frozenset(name for name, count in names.items() if name and count > 1)
 
 

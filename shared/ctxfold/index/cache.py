@@ -22,7 +22,16 @@ from ctxfold.errors import StoreCorruptError
 from ctxfold.history.prompt_safety import without_private_keys
 from ctxfold.history.records import Record
 from ctxfold.history.snapshot import stored_message
-from ctxfold.index.terms import MAX_JSON_CHARS, is_english, records, rough_terms, sentences, terms
+from ctxfold.index.terms import (
+    LEAD_CHARS,
+    MAX_JSON_CHARS,
+    is_english,
+    records,
+    rough_terms,
+    sentences,
+    speakers_of,
+    terms,
+)
 from ctxfold.lru import LruCache, lazy_pattern
 from ctxfold.messages import Message, ToolCallPart
 from ctxfold.tokens.media import with_media_named
@@ -185,8 +194,17 @@ class Reading:
 
 def stamp(text: str) -> str:
     """Returns the time and the speaker with which a message's text begins, "" where it does not."""
+    lead = text[:LEAD_CHARS]
+    if ":" not in lead and "<" not in lead and lead[:1] != "[":  # most
+        return ""
+    end, lines = 0, text[: 4 * LEAD_CHARS].split("\n", 3)[:3]
+    for line, (speaker, words, _) in zip(lines, speakers_of(lines), strict=True):
+        if words or not line.strip():
+            end += len(line.rstrip()) - len(words) if speaker else 0
+            break
+        end += len(line) + 1  # a line of its own
     match = _STAMP.match(text)
-    return match.group() if match else ""
+    return text[: max(end, match.end() if match else 0)]
 
 
 class PassageCache:

@@ -1,4 +1,4 @@
-"""Splits text into terms and sentences: one tokenizer for search, recall and extractive summaries, on every store."""
+"""Splits text into terms, sentences and what each speaker says: for search, recall and extractive summaries, on every store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module, resources
 from itertools import chain, pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ctxfold.lru import lazy_pattern
 from ctxfold.validation import check_text
@@ -38,9 +38,7 @@ CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _UNSPACED = rf"{CJK}\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\U00020000-\U000323af"  # Thai, Lao, Burmese and Khmer, too
 _LETTER = rf"[^\W_{_UNSPACED}]"  # or a digit
 # accents, vowel signs and points, which are no letters
-_MARKS = (
-    r"[\u0300-\u036f\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0966-\u0dff]"
-)
+_MARKS = r"[\u0300-\u036f\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff]"
 _WORD = rf"{_LETTER}+(?:{_MARKS}++{_LETTER}*+)*+"
 _TOKEN = lazy_pattern(rf"[{_UNSPACED}]+|{_WORD}(?:[-_.@/:]{_WORD})*")
 _ASCII_TOKEN = lazy_pattern("[A-Za-z0-9]+(?:[-_.@/:][A-Za-z0-9]+)*")
@@ -55,6 +53,7 @@ _HUMP = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # betw
 _STEMMERS = {
     "CYRILLIC": "russian", "GREEK": "greek", "ARABIC": "arabic", "DEVANAGARI": "hindi", "ARMENIAN": "armenian", "TAMIL": "tamil",
 }  # fmt: skip
+_stemmers = threading.local()  # a stemmer serves one thread
 # letters without a decomposition that people type as others
 _TYPED_AS = str.maketrans({"ı": "i", "ł": "l", "ø": "o", "đ": "d", "ð": "d", "æ": "ae", "œ": "oe", "þ": "th", "ँ": "ं"})
 _UMLAUT = lazy_pattern("(?<=[aou])e")  # as in "Bruecke"
@@ -75,6 +74,23 @@ _SENTENCE_END_IN_ASCII = lazy_pattern(_ASCII_END)
 _SHORT_FORM = lazy_pattern(
     r"\b(?:are|could|did|do|does|had|has|have|is|should|was|were|would|ca|wo)n['’]t\b|['’](?:d|ll|m|re|s|ve)\b", re.I
 )
+
+LEAD_CHARS = 64  # of a line, in which the time and the speaker stand
+MAX_NAME_CHARS, MAX_NAME_WORDS = 32, 4
+_MOMENT = lazy_pattern(r"\d[:h]\d\d|\d{4}-\d\d-\d\d|\d[./]\d{1,2}[./]\d\d")
+_CLOCK = lazy_pattern(r"\d[:h]\d\d")
+_NUMBERS = lazy_pattern("9(?:a{0,2}9)*")
+# a short word behind the time, where nothing else follows or a sign does: "PM", "Uhr"
+_UNIT = lazy_pattern(r"[AaPp]\.?[Mm]\b\.?|[^\W\d]{1,4}\.?(?=,|\s*$|\s+[-–—|/:])")
+_BETWEEN = " \t-–—|/,:"
+_PARTED = lazy_pattern(r"\s[-–—|/]+\s|,\s")
+_LABEL = lazy_pattern(
+    r"<[ @+%]?([^<>\s]{1,32})>\s+|<v ([^<>\n]{1,32})>\s*|([^\W_][^:\n<>{}\[\]\"“”?!;.]{0,31}):(?:\s+|\Z)"
+)
+_BOLD = lazy_pattern(r"(\*\*|__)(.+?)\1")
+_CELL = lazy_pattern(r"([^\W\d][^|\t:\n]{0,31}?)(?: +\| *|\t)")  # of a table
+_IN_NO_NAME = frozenset('.!?:;"/\\=(){}')
+_ITEM = " \t-*•#>|"  # of a list, a heading, a quote or a table
 
 STOP_WORDS = frozenset(
     """
@@ -104,12 +120,10 @@ _ALSO_ENGLISH = frozenset(
     """.split()  # noqa: SIM905 - a list would be ten times as long
 )
 _LEFT_OUT = _FUNCTION_WORDS | _ALSO_ENGLISH
+_IN_OTHERS_TOO = ("also", "any", "can", "had", "has", "her", "not", "now", "one", "over", "such")
 _ENGLISH = frozenset(
     form
-    for word in STOP_WORDS
-    - _FUNCTION_WORDS
-    - _ALSO_ENGLISH
-    - frozenset(("also", "any", "can", "had", "has", "her", "not", "now", "one", "over", "such"))
+    for word in STOP_WORDS.difference(_FUNCTION_WORDS, _ALSO_ENGLISH, _IN_OTHERS_TOO)
     if len(word) > 2
     for form in (word, word.capitalize())
 )
@@ -139,10 +153,9 @@ def indexed_terms(text: str) -> tuple[Counter[str], int]:
     which do not count in the number."""
     tokens = _tokens_of_window(text if len(text) < LONG_TEXT_CHARS else text[:HEAD_CHARS])
     counts = Counter(chain.from_iterable(map(_terms_by_token.__getitem__, tokens)))
-    rough = not _in_english(tokens, counts.total())
+    rough = not _in_english(tokens, length := counts.total())
     if len(text) >= LONG_TEXT_CHARS:
-        counts = term_counts(text)
-    length = counts.total()
+        length = (counts := term_counts(text)).total()
     if rough:
         counts.update(rough_terms(text))
     return counts, length
@@ -293,6 +306,95 @@ def _without_function_words(query: str) -> str:
     return _LETTERS.sub(lambda m: " " if m[0].lower() in _LEFT_OUT else m[0], query)
 
 
+class Speech(NamedTuple):
+    """A line, without what stands before its words; both texts are empty where it is a time alone.
+
+    `stamped`: a time stands beside the speaker, or brackets round the name; without, the beginning of a sentence may look the same.
+    """
+
+    speaker: str
+    words: str
+    stamped: bool = False
+
+
+def speakers_of(lines: Sequence[str]) -> Iterator[Speech]:
+    """Yields what each of these lines is: see `speaker_of`. A name or a number may have a line of its own before the time."""
+    last = max((number for number, line in enumerate(lines) if line.strip()), default=0)
+    for number, (line, following) in enumerate(zip(lines, (*lines, "")[1:], strict=True)):
+        speech, shaped = speaker_of(line), line.isdecimal() or (is_name(line) and not line[0].islower())
+        if shaped and following.strip() and speaker_of(following)[:2] == ("", ""):
+            speech = Speech(line.strip(" 0123456789"), "")
+        # where nothing follows, nobody speaks: it is what is said
+        yield speech if speech.words or number < last or not speech.speaker else Speech("", line)
+
+
+def speaker_of(line: str) -> Speech:
+    """Returns the speaker named in front of a line and the words, without time and date; "" for no name.
+
+    A line with nothing but a time and a name tells who says the next ones.
+    """
+    found = _time_in(line)
+    if found is None:
+        label = _LABEL.match(line) if ":" in line or "<" in line else None
+        speaker = next(filter(None, label.groups()), "").strip() if label else ""
+        named = label is not None and label.end() < len(line) and is_name(speaker)
+        return Speech(speaker, line[label.end() :].strip(), not label[3]) if label and named else Speech("", line)
+    start, end, bracketed = found
+    before, rest = line[:start].strip(_BETWEEN), line[end:].strip().lstrip(_BETWEEN)
+    cell = _CELL.match(rest)
+    label = cell or _LABEL.match(rest)
+    speaker = next(filter(None, label.groups()), "").strip() if label else ""
+    if label and label.end() == len(rest) and is_name(speaker):
+        return Speech(speaker, "", not before)
+    name = _BOLD.sub(r"\2", before.strip("[]") if bracketed else _PARTED.split(before)[0])
+    if before and is_name(name.rstrip(" 0123456789")) and _CLOCK.search(line, start, end):
+        joint, behind = line[:start].rstrip()[-1:], line[end:].lstrip()[:1]
+        if not rest or (bracketed and (behind == ":" or before.startswith("["))):
+            return Speech(name, rest, bracketed or not any(word[0].islower() for word in name.split()))
+        if behind in _BETWEEN if joint in ",-–—|/" else bracketed and joint == ":":
+            return Speech(name, rest)
+    if label and is_name(speaker):
+        return Speech(speaker, rest[label.end() :].strip(), not (before or cell))
+    if bracketed and not before and is_name(rest) and rest[-1].isalnum() and rest[0].isupper():
+        return Speech(rest, "", True)
+    return Speech("", rest if not before and (bracketed or not rest) else line)
+
+
+def is_name(text: str) -> bool:
+    """Tells whether a text has the shape of a name: a few words without digits, or one that does not begin with a digit."""
+    words = text.split()
+    return (
+        len(text) <= MAX_NAME_CHARS
+        and 0 < len(words) <= MAX_NAME_WORDS
+        and _IN_NO_NAME.isdisjoint(text)
+        and not (any(map(str.isdigit, text)) if len(words) > 1 else text[0].isdigit())
+    )
+
+
+def _time_in(line: str) -> tuple[int, int, bool] | None:
+    """Returns where a time or date near the beginning of a line begins and ends, in whatever form, and whether brackets hold it."""
+    moment = _MOMENT.search(line, 0, LEAD_CHARS)
+    if moment is None or (line[0] in _ITEM and line[:2] != "**"):
+        return None
+    for opening, closing in ("[]", "()"):
+        start = line.rfind(opening, 0, moment.start())
+        end = line.find(closing, moment.end(), moment.end() + MAX_NAME_CHARS)
+        if start >= 0 and end >= 0 and closing not in line[start : moment.start()]:
+            return start, end + 1, True
+    tokens = [*re.finditer(r"\S+", line[: line.find(": ", moment.end(), 2 * LEAD_CHARS) + 1 or 2 * LEAD_CHARS])]
+    at = next(n for n, token in enumerate(tokens) if token.end() > moment.start())
+    kinds = "".join(
+        "9" if n == at or t[0][0].isdigit() else "a" if t[0].strip(".,").isalpha() or t[0] == "-->" else "."
+        for n, t in enumerate(tokens)
+    )
+    # numbers with up to two words between them: "8 May 2023 at 13:40"
+    run = next(run for run in _NUMBERS.finditer(kinds) if run.end() > at)
+    last = run.end() - 1
+    unit = last + 1 < len(tokens) and _UNIT.match(line, tokens[last + 1].start())
+    end = unit.end() if unit else tokens[last].end()
+    return tokens[run.start()].start(), end - (line[end - 1] in ":,"), False
+
+
 def sentences(text: str) -> list[str]:
     """Returns the text's sentences and lines, stripped, without empty ones; JSON arrays are split at their elements.
 
@@ -336,7 +438,7 @@ def records(text: str) -> list[str]:
     lines = text.split("\n")
     separator = _column_separator(lines)
     if separator is None:
-        return sentences(text)
+        return _with_speakers(sentences(text))
     parts: list[str] = []
     start = 0
     while start < len(lines):
@@ -350,6 +452,20 @@ def records(text: str) -> list[str]:
             parts += sentences("\n".join(lines[start:end]))
         start = end
     return parts
+
+
+def _with_speakers(parts: list[str]) -> list[str]:
+    """Returns sentences, each with the line before it that says who speaks and when, where there are several of these lines."""
+    told: list[str] = []
+    lead, leads, follows = "", 0, False
+    for part, (speaker, words, stamped) in zip(parts, speakers_of(parts), strict=True):
+        alone = not words and (stamped or speaker in ("", part))
+        if alone:
+            lead, leads = f"{lead} {part}" if follows else part, leads + (not follows)
+        else:
+            told.append(f"{lead}\n{part}" if lead else part)
+        follows = alone
+    return parts if leads < LEAST_ROWS else [*told, lead] if follows else told
 
 
 def _json_records(value: Any) -> list[str]:
@@ -432,23 +548,16 @@ def _stem(word: str) -> str:
         return _without_marks(word[:MAX_TERM_CHARS])
     alphabet = "LATIN" if word.isascii() else unicodedata.name(word[0], "").partition(" ")[0]
     if alphabet == "LATIN":
-        return _stemmer("english")(_without_marks(word))
-    return _without_marks(_stemmer(_STEMMERS[alphabet])(word)) if alphabet in _STEMMERS else _without_marks(word)
+        return _stemmed(_without_marks(word), "english")
+    return _without_marks(_stemmed(word, _STEMMERS[alphabet])) if alphabet in _STEMMERS else _without_marks(word)
 
 
-_stemming = threading.Lock()  # a stemmer serves one thread at a time
-
-
-@cache
-def _stemmer(language: str) -> Callable[[str], str]:
-    stem_word = import_module("Stemmer").Stemmer(language, 0).stemWord
-
-    def stem(word: str) -> str:
-        with _stemming:
-            once = cast("str", stem_word(word))
-            return once if once == word else cast("str", stem_word(once))  # "embedding" is "embed", and that "emb"
-
-    return stem
+def _stemmed(word: str, language: str) -> str:
+    stemmers = _stemmers.__dict__
+    if language not in stemmers:
+        stemmers[language] = import_module("Stemmer").Stemmer(language, 0).stemWord
+    once = cast("str", stemmers[language](word))
+    return once if once == word else cast("str", stemmers[language](once))  # "embedding" is "embed", and that "emb"
 
 
 def _without_marks(word: str) -> str:
