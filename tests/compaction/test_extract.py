@@ -103,12 +103,18 @@ def test_a_stamp_and_a_speaker_are_known_by_their_shape(style: str) -> None:
         "I take the blue bus at 13:00 EST.",
         "Blue Boat Harbour, 13:40: leave by the south gate.",
         "Blue Boat Harbour 13:40",
-        "- Blue Boat (DOB: 1990-04-05): three red bags",
+        "- Gate (13:40): three red bags",
         "The boats of 2026-05-12: three red ones.",
     ],
 )
 def test_a_time_or_a_colon_in_a_sentence_is_no_stamp(text: str) -> None:
     assert lines(user(text, id="u")) == [f"user: {text.removeprefix('- ')}"]
+
+
+def test_a_line_of_words_that_ends_with_a_time_is_no_speaker() -> None:
+    assert (
+        lines(user("Lunch is at 13:00\nBring three red bags along.", id="u"))[-1] == "user: Bring three red bags along."
+    )
 
 
 def test_where_nothing_follows_a_name_it_is_what_is_said() -> None:

@@ -176,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "a_time_in_a_sentence_is_a_stamp",
             "bracketed or not any(word[0].islower() for word in name.split())",
             "True",
-            "compaction/test_extract.py::test_a_time_or_a_colon_in_a_sentence_is_no_stamp",
+            "compaction/test_extract.py::test_a_line_of_words_that_ends_with_a_time_is_no_speaker",
         ),
         (
             "an_item_of_a_list_has_a_stamp",
