@@ -126,8 +126,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "rough_stems_make_a_message_longer",
-            "    length = counts.total()\n    if rough:\n        counts.update(rough_terms(text))\n",
-            "    if rough:\n        counts.update(rough_terms(text))\n    length = counts.total()\n",
+            "        counts.update(rough_terms(text))\n    return counts, length",
+            "        counts.update(rough_terms(text))\n    return counts, counts.total()",
             "retrieval/test_languages.py::test_rough_stems_do_not_make_a_message_longer",
         ),
         (

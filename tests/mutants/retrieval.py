@@ -228,6 +228,30 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
+        "index/cache.py",
+        (
+            "sentences_get_a_vector_together",
+            "CHUNK_CHARS = 60",
+            "CHUNK_CHARS = 1_000",
+            "retrieval/test_semantic.py::test_a_sentence_counts_by_itself_however_much_stands_around_it",
+        ),
+        (
+            "a_long_sentence_gets_one_vector",
+            "PIECE_BYTES, PIECES = 400, 64",
+            "PIECE_BYTES, PIECES = 4_000, 64",
+            "retrieval/test_semantic.py::test_an_embedder_gets_no_text_longer_than_what_models_read",
+        ),
+    ),
+    *of(
+        "engine/recall.py",
+        (
+            "the_chat_around_a_question_is_embedded_with_it",
+            "_near(session, asked_in(question.text), visible, older)",
+            "_near(session, question.text, visible, older)",
+            "retrieval/test_semantic.py::test_the_sentence_that_asks_is_embedded_without_the_chat_around_it",
+        ),
+    ),
+    *of(
         "retrieval/embeddings.py",
         (
             "embedders_are_not_told_apart",
@@ -273,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "vectors_of_visible_messages_are_forgotten",
-            "    yield from _keep(work, {seq for seq, _ in chunks}, upto=0)\n",
+            "    yield from _keep(work, {seq for seq, _ in new}, upto=0)\n",
             "",
             "retrieval/test_kept_vectors.py::test_r2_the_vectors_of_older_visible_messages_are_kept",
         ),

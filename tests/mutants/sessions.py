@@ -42,8 +42,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_picture_is_not_in_the_index",
-            "for part in message.parts if isinstance(part, MediaPart)])))",
-            "for part in () if isinstance(part, MediaPart)])))",
+            "for p in message.parts if isinstance(p, MediaPart))]",
+            "for p in () if isinstance(p, MediaPart))]",
             "compaction/test_media_are_named.py::test_it_is_named_in_transcript_summary_recall_and_search",
         ),
         (

@@ -78,6 +78,38 @@ def test_a_private_key_is_not_given_to_the_embedder(make: Make) -> None:
     assert "Keep it." in embedded
 
 
+def test_a_sentence_counts_by_itself_however_much_stands_around_it(make: Make) -> None:
+    embedder = Meanings()
+    ctx = make(None, context_window=2_000, strategy="sliding_window", keep_last=2, embedder=embedder)
+    chat = [f"On day {n} of the long journey we walked along the river until the evening came." for n in range(12)]
+    told_aside = " ".join([*chat[:6], "My automobile is crimson.", *chat[6:]])
+    cats = "The cat and the kitten are a pet of the family that lives beside us in the house, and so is the cat of Ben."
+    ctx.add([user(told_aside, id="m1"), assistant("Nice.", id="m2"), user(cats, id="m3"), assistant("Ah.", id="m4")])
+    ctx.add(turns(4))
+    found = ctx.window(recall=True, question="Which color has the vehicle?").recalled
+    assert "My automobile is crimson." in found
+    assert "My automobile is crimson." in embedder.asked, "a text of its own"
+
+
+@pytest.mark.parametrize("word", ["telegraph ", "Überlänge", "長い文です", "🚲"])
+def test_an_embedder_gets_no_text_longer_than_what_models_read(make: Make, word: str) -> None:
+    embedder = Meanings()
+    ctx = make(None, context_window=2_000, strategy="sliding_window", keep_last=2, embedder=embedder)
+    ctx.add([user(word * 120, id="m1"), assistant("Nice.", id="m2"), *turns(4)])
+    ctx.window(recall=True, question="Which vehicle?")
+    pieces = [text for text in embedder.asked if word.strip() in text]
+    assert max(len(piece.encode()) for piece in pieces) <= 400
+    assert "".join("".join(pieces).split()) == "".join((word * 120).split()), "and all of it"
+
+
+def test_the_sentence_that_asks_is_embedded_without_the_chat_around_it(make: Make) -> None:
+    embedder = Meanings()
+    ctx = told(make, embedder)
+    found = ctx.window(recall=True, question="The cat slept. Which color has the vehicle? What a pet!").recalled
+    assert "Which color has the vehicle?" in embedder.asked
+    assert "crimson" in found
+
+
 def test_an_erased_message_is_not_found(make: Make) -> None:
     ctx = told(make, Meanings())
     question = "Which color has the vehicle?"

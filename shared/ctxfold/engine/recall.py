@@ -17,7 +17,7 @@ from ctxfold.protocols import Ports
 from ctxfold.retrieval.embeddings import near_chunks
 from ctxfold.retrieval.loss import lost_question
 from ctxfold.retrieval.passages import Passage, chosen, render, tokens_of
-from ctxfold.retrieval.search import search
+from ctxfold.retrieval.search import asked_in, search
 from ctxfold.state import Session, Stage
 
 _log = logging.getLogger("ctxfold")
@@ -129,7 +129,7 @@ class PassageFitter:
         view = stage.view
         tail = {e.seq for e in older}
         visible = session.state.out_of_recall({e.seq for e in view if not e.shown_seq and e.seq not in tail})
-        likeness = yield from _near(session, question.text, visible, older)
+        likeness = yield from _near(session, asked_in(question.text), visible, older)
         now_s, counter = self.ports.clock.now_s(), self.ports.counter
 
         def read() -> Flow[tuple[Passage, ...]]:

@@ -10,7 +10,7 @@ import sys
 import threading
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -30,6 +30,7 @@ from ctxfold.index.terms import (
     rough_terms,
     sentences,
     speakers_of,
+    stretches,
     terms,
 )
 from ctxfold.lru import LruCache, lazy_pattern
@@ -138,7 +139,9 @@ class LiveIndex:
 
 # messages of so many characters: a question reads a hundred of them, and the next question others; of longer ones a quarter
 SIZE, SHORT_CHARS = 1_024, 1_000
-CHUNK_SENTENCES = 4  # that get a vector together
+CHUNK_CHARS = 60  # short sentences that follow each other get a vector together, up to so many characters
+# of a longer one, as it is written in UTF-8, so many bytes get one: models read 128 tokens of a text, some 4 bytes each
+PIECE_BYTES, PIECES = 400, 64
 LONG_ARGUMENTS = 320  # characters; shorter arguments of a tool call stay as they came
 
 _STAMP = lazy_pattern(r"(?:\[[^\]\n]{1,48}\] ?)?(?:[^\W\d_][^:\n\"'`{}()<>\[\]]{0,39}: )?")
@@ -270,12 +273,30 @@ def _call_text(call: ToolCallPart) -> str:
     return "\n".join([f"{call.name}({others})", *(f"{name}: {text}" for name, text in texts.items())])
 
 
-Chunk = tuple[int, int]
+Chunk = tuple[int, int]  # seq of a message's record; place of its first sentence times PIECES, and which piece of it
+
+
+def chunks(said: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yields the texts of a message that get a vector each, with the second number of their `Chunk`.
+
+    They are sentences, since the one that answers stands among others: short ones together, and a long one in pieces.
+    """
+    first, text = 0, ""
+    for place, sentence in enumerate([*said, ""]):
+        if sentence and text and len(text) + len(sentence) < CHUNK_CHARS:
+            text = f"{text} {sentence}"
+            continue
+        most_chars = max(1, len(text) * PIECE_BYTES // max(1, len(text.encode())))
+        pieces = stretches(text, most_chars) if text else ()
+        yield from ((first * PIECES + min(number, PIECES - 1), piece) for number, piece in enumerate(pieces))
+        first, text = place, sentence
+
+
 _HEAD = struct.Struct("<II")
 
 
 class Vectors:
-    """Holds unit vectors of chunks: (seq of the message's record, position of its first sentence). Safe across threads.
+    """Holds unit vectors of chunks: see `Chunk`. Safe across threads.
 
     All messages that were compacted in records after `filled_from`, up to `upto`, have theirs. `embedder` names what made them,
     and is empty before the first question; `probe` is its vector of a text that is always the same.

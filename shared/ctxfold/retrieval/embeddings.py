@@ -15,7 +15,7 @@ from ctxfold.history.prompt_safety import without_private_keys
 from ctxfold.history.records import Compacted, SessionKey
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.view import Entry
-from ctxfold.index.cache import CHUNK_SENTENCES, Chunk, Vectors, unit
+from ctxfold.index.cache import Chunk, Vectors, chunks, unit
 from ctxfold.index.terms import records as parts_of
 from ctxfold.messages import Message
 from ctxfold.protocols import Embedder, Ports, Store, VectorIndex
@@ -27,7 +27,7 @@ BATCH = 64  # texts of one call
 NEWEST_RECORDS = 4_096  # of the log, gone through for one question; older ones follow in the background
 FILLED_RECORDS = 512  # of the log, in one step of that
 STORED_RECORDS = 4_096  # of the log, whose stored vectors are read at once
-NEAREST = 256  # chunks
+NEAREST = 512  # chunks
 PROBE = "The quick brown fox jumps over the lazy dog."  # its vector tells embedders apart
 SAME = 0.002  # square of the distance: a likeness of 0.999
 
@@ -211,18 +211,16 @@ def _embed(work: _Work, messages: Mapping[int, Message]) -> Flow[None]:
     texts: dict[Chunk, str] = {}
     for seq, message in messages.items():
         said = parts_of(without_private_keys(message.text)) if message.kind == "message" else ()
-        for first in range(0, len(said), CHUNK_SENTENCES):
-            if (seq, first) not in vectors:
-                texts[seq, first] = " ".join(said[first : first + CHUNK_SENTENCES])
+        texts |= {(seq, at): text for at, text in chunks(said) if (seq, at) not in vectors}
     if not texts:
         return
     if work.keeps:  # another worker may have been here
         seqs = [*dict.fromkeys(seq for seq, _ in texts)]
         vectors.unpack((yield from StoreCall(VectorIndex.vectors, work.session.key, vectors.embedder, seqs=seqs)))
-    chunks = [chunk for chunk in texts if chunk not in vectors]
-    for start in range(0, len(chunks), BATCH):
-        batch = chunks[start : start + BATCH]
+    new = [chunk for chunk in texts if chunk not in vectors]
+    for start in range(0, len(new), BATCH):
+        batch = new[start : start + BATCH]
         made = yield from Embed(work.embedder, [texts[c] for c in batch])
         for chunk, vector in zip(batch, made, strict=True):
             vectors.add(chunk, vector)
-    yield from _keep(work, {seq for seq, _ in chunks}, upto=0)
+    yield from _keep(work, {seq for seq, _ in new}, upto=0)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ctxfold.effects import Flow, off_loop
 from ctxfold.history.prompt_safety import as_quoted_data
-from ctxfold.index.cache import CHUNK_SENTENCES, Chunk, Reading, stamp
+from ctxfold.index.cache import PIECES, Reading, chunks, stamp
 from ctxfold.protocols import TokenCounter
 from ctxfold.retrieval.search import MEANING_WEIGHT, Matches, most_whole_tokens
 
@@ -155,7 +155,7 @@ def _candidates(matches: Matches, budget_tokens: int) -> list[tuple[float, int, 
         long[seq] = sentence_scores(each, matches.weights)
         if len(each.text) <= whole_chars:
             units.append((LONG_PENALTY - score / best, -seq, -len(long[seq]), tuple(range(len(long[seq])))))
-    for seq, values in _normalised(long, matches.likeness).items():
+    for seq, values in _normalised(long, matches).items():
         message_share = (1 - SENTENCE_WEIGHT) * (matches.scores[seq] / best)
         # where no sentence matches, because a neighbour speaks for the message, its beginning is shown
         places = [at for at, value in enumerate(values) if value] or range(min(NEAR_SENTENCES, len(values)))
@@ -163,19 +163,25 @@ def _candidates(matches: Matches, budget_tokens: int) -> list[tuple[float, int, 
     return units
 
 
-def _normalised(by_words: Mapping[int, Sequence[float]], likeness: Mapping[Chunk, float]) -> dict[int, list[float]]:
+def _normalised(by_words: Mapping[int, Sequence[float]], matches: Matches) -> dict[int, list[float]]:
     """Returns the scores of sentences as shares of the best one: by words, or the mean of words and meaning.
 
     Vectors of all texts are somewhat alike, so that likeness counts from that of the least like chunk on.
     """
+    likeness = matches.likeness
     top = max((value for values in by_words.values() for value in values), default=0.0) or 1.0
     part = MEANING_WEIGHT if likeness else 0.0
     scores = {seq: [(1 - part) * value / top for value in values] for seq, values in by_words.items()}
     least, most = min(likeness.values(), default=0.0), max(likeness.values(), default=0.0)
-    for (seq, first), value in likeness.items():
-        if seq in scores and most > least:
-            for at in range(first, min(len(scores[seq]), first + CHUNK_SENTENCES)):
-                scores[seq][at] += part * (value - least) / (most - least)
+    for seq, values in scores.items() if most > least else ():
+        value = 0.0
+        alike: dict[int, float] = {}
+        for position, _ in chunks(matches.readings[seq].sentences):
+            place = position // PIECES
+            alike[place] = max(alike.get(place, 0.0), (likeness.get((seq, position), least) - least) / (most - least))
+        for at in range(len(values)):  # a chunk begins with a sentence, and goes on to the next one's
+            value = alike.get(at, value)
+            values[at] += part * value
     best = max((value for values in scores.values() for value in values), default=0.0) or 1.0
     return {seq: [value / best for value in values] for seq, values in scores.items()}
 

@@ -129,13 +129,17 @@ def search(
     return matches
 
 
-def _emphasis(query: str, terms: Iterable[str]) -> dict[str, float]:
-    """Returns what the weight of a term is multiplied with that stands beside the question and not in it.
+def asked_in(query: str) -> str:
+    """Returns the sentences of a message that ask, all of it where none does.
 
     People ask within a message of other things: where some of its sentences end with a question mark, these ask.
     """
-    asking = [part for part in _PARTS.split(query) if part.endswith(_QUESTION_MARKS)]
-    asked = frozenset(query_terms(" ".join(asking))) if asking else frozenset(terms)
+    return " ".join(part for part in _PARTS.split(query) if part.endswith(_QUESTION_MARKS)) or query
+
+
+def _emphasis(query: str, terms: Iterable[str]) -> dict[str, float]:
+    """Returns what the weight of a term is multiplied with that stands beside the question and not in it."""
+    asked = frozenset(query_terms(asked_in(query)))
     return {term: ASIDE_WEIGHT for term in terms if asked and term not in asked}
 
 
@@ -208,12 +212,11 @@ def _mixed(by_words: Mapping[int, float], by_meaning: Mapping[int, float]) -> di
     scores = {seq: score / best for seq, score in by_words.items()} if best > 0 else {}
     if not by_meaning:
         return scores
-    nearest = max(by_meaning.values())
-    part = MEANING_WEIGHT if scores else 1.0
-    return {
-        seq: (1 - part) * scores.get(seq, 0.0) + part * by_meaning.get(seq, 0.0) / nearest
-        for seq in {*scores, *by_meaning}
-    }
+    nearest, least = max(by_meaning.values()), min(by_meaning.values())
+    spread, part = nearest - least, MEANING_WEIGHT if scores else 1.0
+    # vectors of all texts are somewhat alike: likeness counts from that of the least like message found on
+    alike = {seq: (value - least) / spread if spread else 1.0 for seq, value in by_meaning.items()}
+    return {seq: (1 - part) * scores.get(seq, 0.0) + part * alike.get(seq, 0.0) for seq in {*scores, *alike}}
 
 
 def _records_near(own: Mapping[int, float]) -> list[int]:
