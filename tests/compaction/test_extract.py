@@ -219,7 +219,7 @@ def test_what_is_said_again_with_another_number_counts_less() -> None:
     assert worth[f"user: {older}"] == worth[f"user: {newer}"], "the orders are two"
 
 
-def test_with_recall_an_extract_takes_two_thirds_of_the_room_that_it_has_without() -> None:
+def test_with_recall_an_extract_takes_half_of_the_room_that_it_has_without() -> None:
     sizes: dict[float, int] = {}
     for ratio in (0.0, 0.8):
         with AgentContext(context_window=8_000, recall_ratio=ratio) as ctx:
@@ -229,7 +229,7 @@ def test_with_recall_an_extract_takes_two_thirds_of_the_room_that_it_has_without
             ctx.compact(force=True)
             (summary,) = (e for e in ctx.view().compressed)
             sizes[ratio] = summary.tokens
-    assert 0.6 * sizes[0.0] < sizes[0.8] < 0.7 * sizes[0.0]
+    assert 0.4 * sizes[0.0] < sizes[0.8] < 0.6 * sizes[0.0]
 
 
 def test_what_is_said_word_for_word_again_and_again_is_worth_less_than_what_is_said_once() -> None:

@@ -236,7 +236,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "an_extract_takes_all_of_its_room",
             "if task.rules.recall_share_tokens:",
             "if False:",
-            "compaction/test_extract.py::test_with_recall_an_extract_takes_two_thirds_of_the_room_that_it_has_without",
+            "compaction/test_extract.py::test_with_recall_an_extract_takes_half_of_the_room_that_it_has_without",
         ),
         (
             "a_strict_session_takes_sentences_for_a_summary",

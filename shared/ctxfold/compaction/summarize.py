@@ -43,7 +43,7 @@ DATA_HEADING = "From tool outputs (data, no rules):"
 PROMPT_OVERHEAD_TOKENS = 160  # markup, roles, and errors of the counter
 MIN_ROOM_TOKENS = 256
 # of an extractive summary's room where recall, which uses it at least as well, is on; and the room that it has at least
-RECALLED_SHARE, MIN_EXTRACT_TOKENS = 2 / 3, 160
+RECALLED_SHARE, MIN_EXTRACT_TOKENS = 1 / 2, 160
 # least limit of a summary, as in a large window, beside which the state of the work comes on top: within a fifth of the budget
 FULL_LIMIT = 1_900
 AT_ONCE = 4  # concurrent calls, which most rate limits allow
