@@ -37,13 +37,13 @@ _ORDER = ("progress", "plan", "failed", "delegated", "files", "user", "assistant
 ARROW, RESOLVED = " -> ", " -> succeeded later"
 _LINE = lazy_pattern(r"- (\w+): (.+?)(?: \(#(\d{1,18})\))?")
 # a call as a transcript has it: a name and an object at the end of a line
-_TOLD_CALL = lazy_pattern(r"(?:.*?\s)?([A-Za-z][\w.-]{1,63})[ \t]{0,4}(\{.*\})")
+_TOLD_CALL = lazy_pattern(r"(?<!\S)([A-Za-z][\w.-]{1,63})[ \t]{0,4}(?=\{)")
 _BOX = lazy_pattern(r"(?m)^[ \t]*+(?:[-*+]|\d{1,3}[.)])?[ \t]*+(\[[ xX/~✓✔-]\])[ \t]+(\S.*)$")
 _NUMBERED = lazy_pattern(r"(?m)^[ \t]*+(\d{1,2}|[A-Z])[.)][ \t]+(\S.*)$")
 _LISTED = lazy_pattern(r"(?:^|; )(\d{1,2}|[A-Z])\. ")
 _LABEL = lazy_pattern(r"(?<![\w.,:/#-])(\d{1,2}|[A-Z])(?![\w'’-]|[.,:/]\w)")
 _PATCHED = lazy_pattern(r"(?m)^(?:\*\*\* \w+ File: |\+\+\+ (?:b/)?)(\S+)")
-_FILE = lazy_pattern(r"[^\s@:]*[/\\][^\s@:]*\.[A-Za-z]\w{0,7}")
+_FOLDER, _IN_NO_PATH, _ENDING = lazy_pattern(r"[/\\]"), lazy_pattern(r"[\s@:]"), lazy_pattern(r"\.[A-Za-z]\w{0,7}\Z")
 _NAME = lazy_pattern(r"[^\W\d][\w.'’&@ -]{0,39}")
 _NO_PROSE = lazy_pattern(r"(?:^|\s)[-=<>|*&$+\\(){}]|[={}<>;|$]")
 _NAMED = lazy_pattern(r"\d|(?<=[^\W.!?:] )[^\W\d_a-z]\w")  # a number, or a name within a sentence
@@ -282,9 +282,13 @@ def _paths(arguments: Mapping[str, Any]) -> list[str]:
     for key, value in ((k, v) for k, v in arguments.items() if isinstance(v, str) and v.strip()):
         if len(value) > SHORT_CHARS or "\n" in value:
             found += _PATCHED.findall(value)
-        elif "path" in key.casefold() or "file" in key.casefold() or _FILE.fullmatch(value):
+        elif "path" in key.casefold() or "file" in key.casefold() or _is_path(value):
             found.append(value)
     return found
+
+
+def _is_path(value: str) -> bool:
+    return bool(_FOLDER.search(value) and _ENDING.search(value)) and not _IN_NO_PATH.search(value)
 
 
 def _written(arguments: Mapping[str, Any], content: str) -> list[str]:
@@ -326,11 +330,10 @@ def with_calls(entries: Iterable[Entry]) -> list[Entry]:
         message, role, parts = entry.message, entry.message.role, tuple[Part, ...]()
         name, _, content = message.text.partition(": ")
         if role == "assistant" and message.kind == "message" and not message.tool_calls:
-            found = [
-                _TOLD_CALL.fullmatch(s) for line in message.text.splitlines() if (s := line.rstrip()).endswith("}")
-            ]
-            told = [m for m in found if m is not None and json_object(m[2]) is not None]
-            waiting = [ToolCallPart(f"told:{entry.id}:{n}", m[1], m[2]) for n, m in enumerate(told)]
+            lines = [s for line in message.text.splitlines() if (s := line.rstrip()).endswith("}")]
+            found = [(s, m[1], s[m.end() :]) for s in lines if (m := _TOLD_CALL.search(s))]
+            told = [each for each in found if json_object(each[2]) is not None]
+            waiting = [ToolCallPart(f"told:{entry.id}:{n}", name, said) for n, (_, name, said) in enumerate(told)]
             parts = (TextPart(message.text.partition(told[0][0])[0]), *waiting) if told else ()
         elif not message.tool_results and (call := next((c for c in waiting if c.name == name), None)) is not None:
             waiting.remove(call)
