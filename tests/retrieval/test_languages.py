@@ -15,6 +15,7 @@ FORMS = {
     "German, plural": ("Die Mülltonne steht hinter dem Schuppen.", "Wohin gehören unsere Mülltonnen?"),
     "German, umlauts as two letters": ("Die Mülltonne steht hinter dem Schuppen.", "Wohin mit den Muelltonnen?"),
     "German, sharp s": ("Unsere Gießkanne leckt am Boden.", "Welche Giesskanne leckt?"),
+    "English, a verb that ends like a past tense": ("The embedding of the texts runs at night.", "When do we embed?"),
     "Italian": ("Il gatto grigio dorme sul divano.", "Dove dormono i gatti?"),
     "Spanish": ("El cajón grande guarda las llaves.", "¿Qué cajones hay?"),
     "Swedish": ("Nyckeln ligger under krukan.", "Var ligger alla nycklarna?"),
