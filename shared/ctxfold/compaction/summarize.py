@@ -171,13 +171,8 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
     )
     task.progress, task.most_tokens = progress, most_tokens
     task.chars = sum(len(e.message.text) for e in entries)  # long spans are gone through in a worker thread
-    if lead is None and text is None and writer != "none":  # it takes its tokens from the rest, half of them at most
-        most, references = min(state_tokens, max(limit // 2, limit - MIN_EXTRACT_TOKENS)), rules.references
-        read = partial(state_block, messages, limit_tokens=most, counter=counter, references=references)
-        task.state = yield from off_loop(read, task.chars)
-        taken = counter.count_text(task.state) + 1 if task.state else 0
-        task.state_tokens = max(0, taken - (rules.budget_tokens // 5 - limit if limit >= FULL_LIMIT else 0))
-        task.limit -= task.state_tokens
+    if lead is None and text is None and writer != "none":
+        yield from _take_state(task, messages, state_tokens)
     task.found = yield from off_loop(partial(extract, entries), task.chars)
     if text is not None:
         verification = yield from _verify(task, text)
@@ -207,6 +202,17 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
         except SummarizationFailedError as error:
             task.problems.append(f"extractive: {error}")
     return _note(task)
+
+
+def _take_state(task: _Task, messages: Sequence[Entry], most_tokens: int) -> Flow[None]:
+    """Writes the state of the work in the messages; it takes its tokens from the rest of the summary, half of them at most."""
+    rules, limit = task.rules, task.limit
+    most = min(most_tokens, max(limit // 2, limit - MIN_EXTRACT_TOKENS))
+    read = partial(state_block, messages, limit_tokens=most, counter=task.counter, references=rules.references)
+    task.state = yield from off_loop(read, task.chars)
+    taken = task.counter.count_text(task.state) + 1 if task.state else 0
+    task.state_tokens = max(0, taken - (rules.budget_tokens // 5 - limit if limit >= FULL_LIMIT else 0))
+    task.limit -= task.state_tokens
 
 
 def as_message(summary: Summary, *, message_id: str, role: str = "user") -> Message:
