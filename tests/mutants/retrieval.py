@@ -172,7 +172,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             "age_sinks_what_matches",
             "        if score >= floor\n    }",
-            "        if score + AGE_WEIGHT * (of_best - log(1 + (newest - seq) / recent)) >= 3 * floor\n    }",
+            "        if score + AGE_WEIGHT * (of_best - log(1 + (newest - seq) / recent)) >= floor\n    }",
             "retrieval/test_recall.py::test_age_sinks_no_old_match_of_a_question_in_many_words",
         ),
         (

@@ -833,12 +833,10 @@ def test_of_messages_that_match_alike_the_newer_is_the_better() -> None:
 
 
 def test_age_sinks_no_old_match_of_a_question_in_many_words() -> None:
-    quiet = [f"Quiet day {n} with {n} letters and a walk." for n in range(600)]
-    question = (
-        "Letters and walks and more letters came, then a storm, then nothing for a week: where was the zebra hidden"
-    )
-    scores = found_scores("The zebra is in the barn.", *quiet, question=question)
-    assert 1 in scores
+    quiet = [f"Quiet day {n}." for n in range(2_000)]
+    animals = "zebra okapi quagga tapir"
+    scores = found_scores("The zebra is in the barn.", *quiet, f"{animals} came.", question=animals)
+    assert 0 < scores[1] < 0.1, "by words alone it has a fifth of the best score"
 
 
 @pytest.mark.parametrize(
