@@ -20,6 +20,12 @@ PACKAGES: Final = {
 }
 LINK: Final = re.compile(r"\[([^\]]*)\]\(((?!https?:|#)[^)\s]+)\)")
 BLOCK: Final = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+CODE_COLUMNS: Final = 77  # of a code block on a screen of 1,280 pixels; a longer line is cut off
+LITERAL_MARK: Final = re.compile(r"(?:\A|\n)\s*(?:[-*+]|\d+\.) .{0,40}")
+TEXTS: Final = re.compile(r"<(?:p|li|dd)\b[^>]*>(.*?)</(?:p|li|dd)>", re.DOTALL)
+PRE: Final = re.compile(r"<pre.*?</pre>", re.DOTALL)
+UNSEARCHED: Final = ("decisions/", "changelog.md", "contributing.md")  # whoever looks for these knows where they are
+REFERENCE_BOOST: Final = 0.4  # a guide comes before the list of every name
 log = logging.getLogger("mkdocs.hooks.ctxfold")  # below "mkdocs", whose warnings stop a strict build
 pages: dict[str, tuple[str, str]] = {}
 
@@ -63,7 +69,14 @@ def _homes(package: str) -> dict[str, str]:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Leads links to files outside docs/ to their pages, lists the error messages, and warns of Python that does not compile."""
     name = page.file.src_uri
+    if name.startswith(UNSEARCHED):
+        page.meta["search"] = {"exclude": True}
+    elif name.startswith("reference"):
+        page.meta["search"] = {"boost": REFERENCE_BOOST}
     for block in BLOCK.findall(markdown):
+        for line in block.splitlines() if name not in BORROWED else ():
+            if len(line) > CODE_COLUMNS:
+                log.warning("%s: a line of code has %d columns, the page shows %d: %s", name, len(line), CODE_COLUMNS, line)
         try:
             compile(block, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         except SyntaxError as error:
@@ -91,6 +104,14 @@ def _led(match: re.Match[str], source: Path, name: str) -> str:
         return match[0]
     up = "../" * name.count("/")
     return f"[{words}]({up}{inside}{'#' + heading if heading else ''})"
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Warns of a list that is shown as running text, because no empty line is before it."""
+    for text in TEXTS.findall(PRE.sub("", html)):
+        for mark in LITERAL_MARK.findall(text):
+            log.warning("%s: a list mark is shown as text; put an empty line before the list: %s", page.file.src_uri, mark.strip())
+    return html
 
 
 def on_post_build(config: Any) -> None:
