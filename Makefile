@@ -72,6 +72,7 @@ hosts: setup  ## agents on LangGraph's own server, in an environment of its own:
 lint: setup  ## ruff, formatting, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check --config pyproject.toml docs/*.py
 	$(BIN)/lint-imports
 
 types: setup  ## mypy strict and pyright strict

@@ -76,7 +76,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     for block in BLOCK.findall(markdown):
         for line in block.splitlines() if name not in BORROWED else ():
             if len(line) > CODE_COLUMNS:
-                log.warning("%s: a line of code has %d columns, the page shows %d: %s", name, len(line), CODE_COLUMNS, line)
+                log.warning(
+                    "%s: a line of code has %d columns, the page shows %d: %s", name, len(line), CODE_COLUMNS, line
+                )
         try:
             compile(block, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         except SyntaxError as error:
@@ -110,7 +112,11 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """Warns of a list that is shown as running text, because no empty line is before it."""
     for text in TEXTS.findall(PRE.sub("", html)):
         for mark in LITERAL_MARK.findall(text):
-            log.warning("%s: a list mark is shown as text; put an empty line before the list: %s", page.file.src_uri, mark.strip())
+            log.warning(
+                "%s: a list mark is shown as text; put an empty line before the list: %s",
+                page.file.src_uri,
+                mark.strip(),
+            )
     return html
 
 
