@@ -107,13 +107,15 @@ class SentRequest:
 class RequestText:
     """Holds what was found for a question, so that it stays the same all turn long, until an edit of the conversation.
 
-    `edits` counts the session's edits when it was found; `hidden` are the messages (by seq) that give way to it.
+    `edits` counts the session's edits when it was found; `hidden` are the messages (by seq) that give way to it, and `numbers`
+    those whose passages it has.
     """
 
     question: str
     edits: int
     text: str
     hidden: frozenset[int] = frozenset()
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -259,9 +261,18 @@ class Session:
         same = known is not None and (known.question, known.edits) == (question.text, self.state.edits)
         return known if same else None
 
-    def keep_request_text(self, key: str, question: Message, text: str, hidden: frozenset[int] = frozenset()) -> None:
-        """Keeps the text found for the question, for later requests of its turn."""
-        self.request_texts.put(key, RequestText(question.text, self.state.edits, text, hidden))
+    def keep_request_text(
+        self,
+        key: str,
+        question: Message,
+        text: str,
+        hidden: frozenset[int] = frozenset(),
+        numbers: tuple[int, ...] = (),
+    ) -> RequestText:
+        """Keeps the text found for the question, for later requests of its turn, and returns it."""
+        found = RequestText(question.text, self.state.edits, text, hidden, numbers)
+        self.request_texts.put(key, found)
+        return found
 
     def view(self, turn_id: str | None = None) -> View:
         with self.lock:
@@ -283,7 +294,8 @@ class Session:
             if state.request_epoch == state.epoch:
                 return request
             recalled = request.recalled if state.open else 0
-            return state.view_of_all().measured(recalled=recalled, tools=request.tools, ratio=request.ratio)
+            size = state.view_of_all().measured(recalled=recalled, tools=request.tools, ratio=request.ratio)
+            return replace(size, recalled_numbers=request.recalled_numbers) if recalled else size
 
     def stage(self, turn_id: str | None = None, context_window: int | None = None) -> Stage:
         """Returns the rules, for a request of that window or for the session's own, and the view as they are now."""
@@ -591,23 +603,34 @@ def load(key: SessionKey, ports: Ports, *, counter: TokenCounter | None = None) 
     return state
 
 
-def load_without(key: SessionKey, undone: frozenset[str], ports: Ports) -> Flow[SessionState]:
+def load_at(key: SessionKey, seq: int, ports: Ports) -> Flow[SessionState]:
+    """Returns the state right after that record, with what was undone later; texts are as erasures left them."""
+    at = yield from StoreCall(Store.snapshot_before, key, seq + 1)
+    state = yield from _fold_from(key, at, frozenset(), ports, upto=seq)
+    while state.stale:
+        state = yield from load_without(key, frozenset(state.undone), ports, upto=seq)
+    return state
+
+
+def load_without(key: SessionKey, undone: frozenset[str], ports: Ports, upto: int | None = None) -> Flow[SessionState]:
     """Returns the state without the records with these ids, folded from the snapshot before the first of them."""
     records = yield from StoreCall(Store.find, key, tuple(sorted(undone)))
     first = min((r.seq for r in records), default=1)
     at = yield from StoreCall(Store.snapshot_before, key, first)
-    return (yield from _fold_from(key, at, undone, ports))
+    return (yield from _fold_from(key, at, undone, ports, upto))
 
 
-def _fold_from(key: SessionKey, at: int, undone: frozenset[str], ports: Ports) -> Flow[SessionState]:
-    records = yield from StoreCall(Store.read, key, after=max(0, at - 1))
+def _fold_from(
+    key: SessionKey, at: int, undone: frozenset[str], ports: Ports, upto: int | None = None
+) -> Flow[SessionState]:
+    records = yield from StoreCall(Store.read, key, after=max(0, at - 1), upto=upto)
     state = SessionState(key, ports.counter.count)
     if at and records:
         try:
             state = yield from _loaded(key, at, records[0], ports)
         except StoreFormatError:  # of a newer release: what it says is in the log too
             earlier = yield from StoreCall(Store.snapshot_before, key, at)
-            return (yield from _fold_from(key, earlier, undone, ports))
+            return (yield from _fold_from(key, earlier, undone, ports, upto))
         state.head_id = records[0].id
     state.undone |= undone
     state.read_upto = records[-1].seq if records else 0

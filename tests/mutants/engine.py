@@ -108,7 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_message_is_shown_and_recalled",
-            "shown = (p for p in passages if p.number not in numbers)",
+            "shown = [p for p in passages if p.number not in numbers]",
             "shown = passages",
             "retrieval/test_tail_gives_way.py::test_no_message_is_shown_twice",
         ),
@@ -126,8 +126,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_window_with_the_whole_tail_changes_the_requests_of_the_turn",
-            "        if keep:\n            session.keep_request_text",
-            "        if True:\n            session.keep_request_text",
+            "        if keep:\n            return session.keep_request_text",
+            "        if True:\n            return session.keep_request_text",
             "retrieval/test_tail_gives_way.py::test_a_whole_tail_is_whole_in_the_middle_of_a_turn",
         ),
         (
@@ -229,6 +229,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *of(
         "engine/fit.py",
+        (
+            "a_request_does_not_tell_what_it_recalled",
+            "recalled_numbers=window.recalled_numbers or None",
+            "recalled_numbers=None",
+            "engine/test_earlier_windows.py::test_another_process_tells_the_same",
+        ),
         (
             "counts_of_turns_that_another_process_has_ended_are_kept",
             "if t in open_turns}",

@@ -15,6 +15,21 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
+        "inspect/explain.py",
+        (
+            "what_gave_way_is_told_as_sent",
+            "if e.seq != seq and e.number not in hidden)",
+            "if e.seq != seq)",
+            "engine/test_earlier_windows.py::test_every_request_is_told_as_it_was_sent",
+        ),
+        (
+            "an_open_turns_reply_is_told_as_sent",
+            "turn=tuple(e for e in view.turn if e.seq != seq)",
+            "turn=view.turn",
+            "engine/test_earlier_windows.py::test_the_requests_of_a_turn_that_is_open",
+        ),
+    ),
+    *of(
         "telemetry.py",
         (
             "the_provider_of_a_langchain_model_has_another_name",
@@ -34,6 +49,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *of(
         "state.py",
+        (
+            "an_earlier_window_has_what_came_later",
+            "state = yield from _fold_from(key, at, frozenset(), ports, upto=seq)",
+            "state = yield from _fold_from(key, at, frozenset(), ports)",
+            "engine/test_earlier_windows.py::test_another_process_tells_the_same",
+        ),
         (
             "the_names_of_media_count_in_the_length",
             "return counts, length",

@@ -17,7 +17,7 @@ from ctxfold.compaction.strategy import Occasion, Strategy, SummarizerStrategy
 from ctxfold.compaction.tool_outputs import outputs_of
 from ctxfold.compaction.tool_summaries import prepare_pairs
 from ctxfold.effects import Flow, Start
-from ctxfold.engine.recall import PassageFitter
+from ctxfold.engine.recall import NOTHING_FOUND, PassageFitter
 from ctxfold.errors import BudgetError, ContextOverflowError, CtxError, MessageTooLargeError, StrategyError
 from ctxfold.events import CompactionHeld, HistoryCompacted, MemoryLearnt, Subscribers
 from ctxfold.history.calibration import observed, reported_size
@@ -43,10 +43,15 @@ COUNTED_TEXTS = 64  # texts whose token counts are cached
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Holds the messages that the model receives: the view, and the recalled passages and sections of this request only."""
+    """Holds the messages that the model receives: the view, and the recalled passages and sections of this request only.
+
+    `recalled_numbers` are the messages whose passages it has, and `hidden_numbers` those that gave way to them.
+    """
 
     view: View
     recalled: str = ""
+    recalled_numbers: tuple[int, ...] = ()
+    hidden_numbers: tuple[int, ...] = ()
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -102,6 +107,8 @@ class WindowFitter:
         required = [s for s in sections if s.required]
         optional = [s for s in sections if not s.required]
         texts: list[str] = []
+        found = NOTHING_FOUND
+        hidden: tuple[int, ...] = ()
         if required:
             newest = stage.view.newest_user()
             asked = new_question or (newest.message if newest else user("", id=_question_id(session)))
@@ -123,15 +130,19 @@ class WindowFitter:
             other_tokens = overhead_tokens + (0 if texts else FRAME_TOKENS)
             reserved_tokens = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
             room_tokens = rules.budget_tokens - stage.view.tokens - other_tokens
-            view, recalled = yield from self.passages.fit(
+            view, found = yield from self.passages.fit(
                 session, stage, to_answer, room_tokens - reserved_tokens, whole_tail=whole_tail
             )
+            if view is not stage.view:
+                shown = {e.seq for e in view.live}
+                hidden = tuple(e.number for e in stage.view.live if e.seq not in shown)
             stage = replace(stage, view=view)
-            texts.append(recalled)
+            texts.append(found.text)
             if optional:
-                room_tokens = rules.budget_tokens - stage.view.tokens - other_tokens - count(recalled)
+                room_tokens = rules.budget_tokens - stage.view.tokens - other_tokens - count(found.text)
                 texts.append((yield from self._section_text(session, stage, optional, to_answer, room_tokens)))
-        return Window(without_repeated_prompts(stage.view), "\n\n".join(t for t in texts if t))
+        recalled = "\n\n".join(t for t in texts if t)
+        return Window(without_repeated_prompts(stage.view), recalled, found.numbers, hidden)
 
     def note_window(
         self, session: Session, window: Window, tools_tokens: int, turn_id: str | None = None
@@ -139,7 +150,11 @@ class WindowFitter:
         """Returns the size of a window that is handed out; it is stored with the reply."""
         known = session.state.calibrations.get(session.model)
         recalled, ratio = self.count_text(window.recalled), 1.0 if known is None else known.ratio
-        size = window.view.measured(recalled=recalled, tools=tools_tokens, ratio=ratio)
+        size = replace(
+            window.view.measured(recalled=recalled, tools=tools_tokens, ratio=ratio),
+            recalled_numbers=window.recalled_numbers or None,
+            hidden_numbers=window.hidden_numbers or None,
+        )
         open_turns = session.open_turns()  # others may have been closed by another process
         session.sent_windows = {t: s for t, s in session.sent_windows.items() if t in open_turns}
         session.sent_windows[turn_id or ""] = (session.model, size)

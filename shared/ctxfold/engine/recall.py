@@ -18,7 +18,7 @@ from ctxfold.retrieval.embeddings import near_chunks
 from ctxfold.retrieval.loss import lost_question
 from ctxfold.retrieval.passages import Passage, chosen, render, tokens_of
 from ctxfold.retrieval.search import asked_in, search
-from ctxfold.state import Session, Stage
+from ctxfold.state import RequestText, Session, Stage
 
 _log = logging.getLogger("ctxfold")
 
@@ -31,6 +31,7 @@ FREE_PART = 8
 NEWEST = 16  # messages among which a tool's result tells that the model works with tools
 # tool rounds after which recall ends: passages stand at the end, so they are new to the cache each time
 RECALL_ROUNDS = 8
+NOTHING_FOUND = RequestText("", 0, "")
 
 
 class PassageFitter:
@@ -48,7 +49,7 @@ class PassageFitter:
         room_tokens: int,
         *,
         whole_tail: bool,
-    ) -> Flow[tuple[View, str]]:
+    ) -> Flow[tuple[View, RequestText]]:
         """Returns the view with passages for the question; older turns of the tail may give way to them.
 
         They give way where the archive matches the question about as well as they do, and only in this request: nothing is
@@ -56,7 +57,7 @@ class PassageFitter:
         """
         view, count = stage.view, self.count_text
         if not self._may_recall(session, stage, question):
-            return view, ""
+            return view, NOTHING_FOUND
         stage, question = _with_lost(stage, question)
         rules = stage.rules
         known = session.request_text(question.id, question)
@@ -68,7 +69,7 @@ class PassageFitter:
             fits = count(known.text) <= min(rules.recall_share_tokens, room_tokens + sum(e.tokens for e in missing))
             # a message may have been pinned within the turn
             if fits and not any(e.id in session.pins for e in missing):
-                return view.with_live(e for e in view.live if e.seq not in known.hidden), known.text
+                return view.with_live(e for e in view.live if e.seq not in known.hidden), known
         turns = _older_tail(session, stage, room_tokens) if known is None or known.hidden else []
         if older := [e for turn in turns for e in turn]:
             room = room_tokens + sum(e.tokens for e in older) - _kept_free(session, stage)
@@ -77,10 +78,10 @@ class PassageFitter:
                 staying = _fitting(turns, room - tokens_of(passages, self.ports.counter))
                 hidden = frozenset(e.seq for e in older) - {e.seq for e in staying}
                 numbers = {e.number for e in staying if not e.shown_seq}
-                shown = (p for p in passages if p.number not in numbers)
+                shown = [p for p in passages if p.number not in numbers]
                 text = render(shown, references=rules.references)
-                session.keep_request_text(question.id, question, text, hidden)
-                return view.with_live(e for e in view.live if e.seq not in hidden), text
+                found = session.keep_request_text(question.id, question, text, hidden, _numbers(shown))
+                return view.with_live(e for e in view.live if e.seq not in hidden), found
         return view, (yield from self.recall(session, stage, question, room_tokens))
 
     def _may_recall(self, session: Session, stage: Stage, question: Message) -> bool:
@@ -93,25 +94,25 @@ class PassageFitter:
 
     def recall(
         self, session: Session, stage: Stage, question: Message, room_tokens: int, *, keep: bool = True
-    ) -> Flow[str]:
+    ) -> Flow[RequestText]:
         """Returns passages of compacted messages for the question, within the policy's share and the room left.
 
         They stay the same all turn long, unless less room is left for them. Without `keep`, the turn's requests keep theirs.
         """
         if not self._may_recall(session, stage, question):
-            return ""
+            return NOTHING_FOUND
         stage, question = _with_lost(stage, question)
         share = min(stage.rules.recall_share_tokens, room_tokens)
         if share <= 0:
-            return ""
+            return NOTHING_FOUND
         known = session.request_text(question.id, question)
         if known is not None and not known.hidden and self.count_text(known.text) <= share:
-            return known.text
+            return known
         passages = yield from self._found(session, stage, question, share)
         text = render(passages, references=stage.rules.references)
         if keep:
-            session.keep_request_text(question.id, question, text)
-        return text
+            return session.keep_request_text(question.id, question, text, numbers=_numbers(passages))
+        return RequestText(question.text, session.state.edits, text, numbers=_numbers(passages))
 
     def _found(
         self,
@@ -147,6 +148,10 @@ class PassageFitter:
             return (yield from chosen(matches, share_tokens, counter, now_s=now_s))
 
         return (yield from StoreQuery(read()))
+
+
+def _numbers(passages: Sequence[Passage]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(p.number for p in passages))
 
 
 def _with_lost(stage: Stage, question: Message) -> tuple[Stage, Message]:

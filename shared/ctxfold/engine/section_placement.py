@@ -83,7 +83,7 @@ def _stored_passages(engine: Engine, session: Session, rules: Policy, question: 
     free_tokens = rules.budget_tokens - view.tokens - session.overhead_tokens - FRAME_TOKENS
     free_tokens -= engine.ports.counter.count(question)
     most_tokens = min(free_tokens, int(STORED_RECALL_RATIO * rules.budget_tokens))
-    return (yield from engine.fitter.passages.recall(session, Stage(rules, view), question, most_tokens))
+    return (yield from engine.fitter.passages.recall(session, Stage(rules, view), question, most_tokens)).text
 
 
 def put_at_head(engine: Engine, session: Session, messages: Sequence[Message]) -> Flow[None]:

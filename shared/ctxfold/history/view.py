@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 from ctxfold.messages import Message, Opaque, Role, TextPart, check_role, is_final, is_question, says_something
 
@@ -81,7 +81,8 @@ def roles_of(entries: Iterable[Entry]) -> frozenset[str]:
 class WindowTokens:
     """The size of a window by zone, in ctxfold's own count; `tools` has what else was sent, such as the scratch message.
 
-    `ratio` is by how much the model's count is larger.
+    `ratio` is by how much the model's count is larger. `recalled_numbers` are the messages whose passages a request held, and
+    `hidden_numbers` those of the view that gave way to them; None where there are none.
     """
 
     system: int = 0
@@ -91,6 +92,8 @@ class WindowTokens:
     recalled: int = 0
     tools: int = 0
     ratio: float = 1.0
+    recalled_numbers: tuple[int, ...] | None = None
+    hidden_numbers: tuple[int, ...] | None = None
 
     @property
     def own_count(self) -> int:
@@ -151,7 +154,7 @@ class View:
 
     def measured(self, *, recalled: int = 0, tools: int = 0, ratio: float = 1.0) -> WindowTokens:
         """Returns the size of a window that shows this view, with these tokens for what else is in it."""
-        zones: dict[str, int] = {}
+        zones: dict[str, Any] = {}
         # without these all are in one zone, and need not be gone through
         plain = self.live_roles.isdisjoint(("summary", "section"))
         for zone, entry in self.by_zone(live=not plain):

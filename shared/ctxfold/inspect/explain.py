@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from ctxfold.compaction.compact import costs, gauge
 from ctxfold.effects import Flow, StoreCall
 from ctxfold.events import WindowGauge
 from ctxfold.history.prefix import PrefixStats
-from ctxfold.history.records import Compacted, Record
-from ctxfold.history.view import Entry, section_note
-from ctxfold.inspect.page import window_html
+from ctxfold.history.records import Compacted, MessageAdded, Record
+from ctxfold.history.view import Entry, View, section_note
+from ctxfold.inspect.page import SHORT_NAMES, window_html
 from ctxfold.messages import Message, ProviderSummary
 from ctxfold.policy.prices import CostLine
 from ctxfold.protocols import Store
 from ctxfold.retrieval.originals import original_record
-from ctxfold.state import Session
+from ctxfold.state import Session, load_at
 from ctxfold.tokens.media import shown_text
 
 Where: TypeAlias = Literal["visible", "excerpt", "compacted", "removed", "hidden", "open turn"]
@@ -45,7 +46,9 @@ class Explanation:
     """The whole window, in tokens as the model counts them.
 
     `zones` has what the newest request held: "recalled" passages and "tools" too, which are no blocks. `used_tokens` is their
-    sum. A reply is a block before a request holds it. `gauge` says when the next compaction is due, and `cost` what the session has
+    sum. `recalled` are the references of the messages whose passages it had, and `gave_way` those that it left out for them.
+    `messages` are those of the blocks, as the model sees them; `to_dict` leaves them out. A reply is a block before a request
+    holds it. `gauge` says when the next compaction is due, and `cost` what the session has
     cost and would have cost with EconomicTrigger.
     """
 
@@ -61,12 +64,21 @@ class Explanation:
     gauge: WindowGauge
     cost: CostLine
     now_s: float = 0.0
+    recalled: tuple[str, ...] = ()
+    gave_way: tuple[str, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def held(self) -> str:
+        """Returns what the newest request held, in words: `conversation 2,599, recalled 3,055, tools 394`."""
+        return ", ".join(f"{SHORT_NAMES[zone]} {tokens:,}" for zone, tokens in self.zones.items() if tokens)
 
     def _repr_html_(self) -> str:
         return window_html(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        data = asdict(self)
+        data = asdict(replace(self, messages=()))
+        del data["messages"]
         data["gauge"]["forecast"] = self.gauge.forecast
         data["cost"]["text"] = str(self.cost)
         return data
@@ -97,10 +109,10 @@ class MessageExplanation:
     summaries: tuple[str, ...] = ()
 
 
-def explain(session: Session, gauge: WindowGauge, cost: CostLine) -> Flow[Explanation]:
-    """Returns the explanation of the window, open turns included; reads the records of the visible messages."""
+def explain(session: Session, gauge: WindowGauge, cost: CostLine, view: View | None = None) -> Flow[Explanation]:
+    """Returns the explanation of the window, open turns included, or of another view; reads the records of its messages."""
     with session.lock:
-        size, view = session.window_tokens(), session.view_of_all()
+        size, view = session.window_tokens(), view or session.view_of_all()
         pins, compactions = frozenset(session.state.pins), session.state.compactions
     stored = yield from StoreCall(Store.fetch, session.key, [e.seq for e in view])
     records = {r.seq: r for r in stored}
@@ -118,6 +130,50 @@ def explain(session: Session, gauge: WindowGauge, cost: CostLine) -> Flow[Explan
         gauge=gauge,
         cost=cost,
         now_s=session.ports.clock.now_s(),
+        recalled=tuple(f"#{n}" for n in size.recalled_numbers or ()),
+        gave_way=tuple(f"#{n}" for n in size.hidden_numbers or ()),
+        messages=tuple(e.message for _, e in view.by_zone()),
+    )
+
+
+def explain_at(session: Session, seq: int) -> Flow[Explanation]:
+    """Returns the window of the request that the reply in that record answers; of another record, the window right after it."""
+    state = yield from load_at(session.key, seq, session.ports)
+    past = Session(state, session.ports, model=session.model, opening_policy=session.opening_policy)
+    record = next(iter((yield from StoreCall(Store.fetch, session.key, [seq]))), None)
+    turn_id, body = (None, None) if record is None else (record.turn_id, record.body)
+    view = past.view(turn_id)
+    if isinstance(body, MessageAdded) and body.request is not None:
+        hidden = frozenset(body.request.hidden_numbers or ())
+        view = replace(view, turn=tuple(e for e in view.turn if e.seq != seq))
+        view = view.with_live(e for e in view.live if e.seq != seq and e.number not in hidden)
+    level = gauge(past, past.stage(turn_id), session.ports.counter)
+    return (yield from explain(past, level, costs(past), view))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowDiff:
+    """The difference of two windows: blocks that came, left, or are shown otherwise; `zones` are tokens, later less earlier."""
+
+    came: tuple[WindowBlock, ...]
+    left: tuple[WindowBlock, ...]
+    changed: tuple[tuple[WindowBlock, WindowBlock], ...]
+    zones: Mapping[str, int]
+    recalled: tuple[str, ...]
+    no_longer_recalled: tuple[str, ...]
+
+
+def difference(earlier: Explanation, later: Explanation) -> WindowDiff:
+    """Returns what is different in the later window. A block that left for passages is named in its `gave_way`."""
+    before, after = ({b.id: b for b in window.blocks} for window in (earlier, later))
+    pairs = [(before[i], b) for i, b in after.items() if i in before]
+    return WindowDiff(
+        tuple(b for i, b in after.items() if i not in before),
+        tuple(b for i, b in before.items() if i not in after),
+        tuple((a, b) for a, b in pairs if (a.preview, a.zone) != (b.preview, b.zone)),
+        {zone: tokens - earlier.zones[zone] for zone, tokens in later.zones.items()},
+        tuple(r for r in later.recalled if r not in earlier.recalled),
+        tuple(r for r in earlier.recalled if r not in later.recalled),
     )
 
 

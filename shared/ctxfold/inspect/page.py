@@ -46,6 +46,7 @@ NAMES = {
     "cached": "input from the cache",
     "output": "output",
 }
+SHORT_NAMES = {**NAMES, "recalled": "recalled", "tools": "tools"}
 CHART_STYLE = """
 .ctxfold figure{margin:.8rem 0}
 .ctxfold figcaption{font-weight:600;margin-bottom:.2rem}

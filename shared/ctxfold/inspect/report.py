@@ -48,7 +48,8 @@ class TurnFigures:
 
     `usage` sums what providers reported for the turn's replies and summaries, None when they reported nothing. `cost` is its
     price, None without prices. `breaks` says why the next request could not begin with the one before. `open` marks the last row
-    where no turn has ended since the window changed. `at_s` is Unix time.
+    where a turn is open, or no turn has ended since the window changed. `at_s` is Unix time. `seq` is the turn's last record, and
+    `requests` are those of the replies to its requests, as far as these are known: `archive.window_at` takes them.
     """
 
     turn: int
@@ -64,6 +65,8 @@ class TurnFigures:
     compactions: int = 0
     breaks: tuple[str, ...] = ()
     open: bool = False
+    seq: int = 0
+    requests: tuple[int, ...] = ()
 
     @property
     def window_tokens(self) -> int:
@@ -78,10 +81,12 @@ class _Pending:
     usage: Usage | None = None
     compactions: int = 0
     breaks: dict[str, None] = field(default_factory=dict[str, None])
+    requests: list[int] = field(default_factory=list[int])
 
     def add(self, record: Record, *, broken: bool) -> None:
         if isinstance(record.body, MessageAdded):
             self.size = record.body.request or self.size
+            self.requests += [record.seq] if record.body.request else []
         reported = _usage(record.body)
         if reported is not None:
             self.usage = (self.usage or Usage()) + reported
@@ -104,6 +109,8 @@ class _Pending:
             cost=None if prices is None or self.usage is None else cost(self.usage, prices),
             compactions=self.compactions,
             breaks=tuple(self.breaks),
+            seq=last.seq,
+            requests=tuple(self.requests),
         )
 
 
@@ -123,7 +130,7 @@ def turn_figures(state: SessionState, records: Sequence[Record], prices: Prices 
         if replay.state.turns > turns and not isinstance(record.body, Undone):
             rows.append(pending.row(len(rows) + 1, record, replay.state, prices))
             pending = _Pending()
-    if rows and pending.breaks:
+    if (rows and pending.breaks) or pending.requests:
         row = pending.row(len(rows) + 1, records[-1], replay.state, prices)
         rows.append(replace(row, open=True))
     return tuple(rows)
@@ -233,7 +240,7 @@ class Inspection:
     shown: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        data = asdict(self)
+        data = asdict(replace(self, window=replace(self.window, messages=())))
         data["window"] = self.window.to_dict()
         data["messages"] = [{**asdict(m), "preview": m.preview} for m in self.messages]
         return data
@@ -263,14 +270,13 @@ def inspect(session: Session, gauge: WindowGauge, cost: CostLine) -> Flow[Inspec
     window = yield from explain(session, gauge, cost)
     timeline = (_timeline_entry(r, records, undone=r.id in state.undone) for r in records)
     stored = _stored(state, records)
-    texts = {e.id: _text(e.message) for e in state.view()}
     return Inspection(
         window,
         tuple(step for step in timeline if step is not None),
         stored[-MOST_MESSAGES:],
         left_out=max(0, len(stored) - MOST_MESSAGES),
         turns=turn_figures(state, records, session.ports.prices),
-        shown=tuple(texts.get(b.id, "") for b in window.blocks),
+        shown=tuple(map(_text, window.messages)),
     )
 
 

@@ -39,7 +39,7 @@ from ctxfold.stream import StreamPiece
 from ctxfold.validation import is_a, kind_of
 
 if TYPE_CHECKING:
-    from ctxfold.inspect.explain import MessageExplanation
+    from ctxfold.inspect.explain import Explanation, MessageExplanation
     from ctxfold.inspect.report import Inspection
 
 Input: TypeAlias = "str | Message | Sequence[Message]"
@@ -325,6 +325,18 @@ class SessionArchive(SessionPart):
         return self._session.edit(lambda e, s: inspect(s, gauge(s, s.stage(own_turn(s)), e.ports.counter), costs(s)))
 
     ainspect = async_method(inspect)
+
+    @sync_method
+    def window_at(self, seq: int) -> Flow[Explanation]:
+        """Explains the window of an earlier request, by the record of its reply: see `inspect().turns[n].requests`.
+
+        Of another record, it is the window right after it.
+        """
+        from ctxfold.inspect.explain import explain_at
+
+        return self._session.edit(lambda _, s: explain_at(s, seq))
+
+    awindow_at = async_method(window_at)
 
     @sync_method
     def search_owner(
