@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Never, Self
 
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
@@ -34,10 +34,10 @@ from ctxfold.connect import message_counter, named_provider, open_backend
 from ctxfold.effects import Flow
 from ctxfold.engine.request import Options
 from ctxfold.errors import ConfigError
-from ctxfold.policy.settings import Policy
+from ctxfold.policy.settings import Policy, meant_by
 from ctxfold.protocols import ContextBackend, Reply, TokenCounter, Wire
 from ctxfold.stream import Fold
-from ctxfold.validation import as_dict, shown_url, whole_number
+from ctxfold.validation import as_dict, kind_of, shown_url, whole_number
 from langchain_ctx.chat_calls import (
     ChunkWriter,
     ModelCall,
@@ -192,7 +192,12 @@ class ChatCtx(SessionChatModel):
         # pydantic takes no TypedDict of Python 3.11
         policy: builtins.dict[str, Any] = Field(default_factory=builtins.dict)
 
-        def __init__(self, **data: Any) -> None:
+        def __init__(self, *args: Never, **data: Any) -> None:
+            if args:
+                raise ConfigError(
+                    f"ChatCtx was given {kind_of(args[0])} without a keyword: give model='openai:gpt-5-mini', for example; "
+                    "with_context(model) keeps the context of another chat model"
+                )
             if "session_id" in data:
                 if data.get("session") is not None:
                     raise ConfigError("session and session_id are the same setting: give session_id alone")
@@ -242,6 +247,8 @@ class ChatCtx(SessionChatModel):
         near = get_close_matches(str(unknown), [*cls.model_fields], n=1, cutoff=0.75)
         if unknown in ContextSettings.__optional_keys__:
             advice = f"give policy={{{unknown!r}: ...}}"
+        elif (meant := meant_by(unknown, cls.model_fields)) is not None:
+            advice = meant if " " in meant else f"ctxfold calls it {meant}"
         elif near:
             advice = f"did you mean {near[0]}?"
         else:

@@ -425,6 +425,17 @@ def to_langchain(message: Message) -> BaseMessage:
             return ToolMessage(tool_call_id=result.call_id, status=status, artifact=extras.get("artifact"), **fields)
 
 
+def to_langchain_messages(messages: Iterable[Message]) -> list[BaseMessage]:
+    """Converts messages to LangChain's types, one for each tool result."""
+    split = (
+        [replace(message, parts=(result,)) for result in message.tool_results]
+        if len(message.tool_results) > 1
+        else [message]
+        for message in messages
+    )
+    return [to_langchain(one) for several in split for one in several]
+
+
 def _metadata(message: Message, extras: Mapping[str, Any]) -> dict[str, Any]:
     meta = _mapping(extras.get("meta"))
     # a stream's `stop_reason` is the finish reason, too; it is told by one name

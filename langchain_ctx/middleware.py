@@ -392,7 +392,8 @@ class ContextMiddleware(AgentMiddleware[Any, Any, Any], HoldsSessions):
         self._session = None if session_id is None else check_name("session", session_id)
         self._owner = check_name("owner", owner)
         self._writer = CallersSummarizer(settings.get("summarizer"))
-        self._sessions = Sessions({**settings, "summarizer": self._writer}, backend=CallersModel(), of_model=True)
+        given = {**settings, "summarizer": self._writer}
+        self._sessions = Sessions(given, backend=CallersModel(), tools=counted(self.tools), of_model=True)
         self._caches = AgentCaches(self._sessions.windows)
 
     @property

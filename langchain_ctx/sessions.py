@@ -30,7 +30,7 @@ from ctxfold.history.diff import Cursor, IncomingList, open_turn
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache, lazy_pattern
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.policy.settings import session_limit
+from ctxfold.policy.settings import session_limit, unknown_setting
 from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemClock, TokenCounter
 from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
@@ -314,6 +314,8 @@ class Sessions(SessionPool):
         of_model: bool = False,
     ) -> None:
         rules: dict[str, Any] = dict(settings)
+        if unknown := next((name for name in rules if name not in PoolSettings.__optional_keys__), None):
+            raise unknown_setting(unknown, ("session_id", "owner", *PoolSettings.__annotations__))
         owner_key = rules.pop("owner_key", None)
         self.owner_key = None if owner_key is None else check_name("owner_key", owner_key)
         store, context_window = rules.pop("store", None), rules.pop("context_window", None)

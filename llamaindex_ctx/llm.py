@@ -35,8 +35,9 @@ from ctxfold.effects import Call, Flow
 from ctxfold.engine.request import Options, check_call
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageError
 from ctxfold.messages import ToolCallPart
+from ctxfold.policy.settings import unknown_setting
 from ctxfold.protocols import UuidIds, Wire
-from ctxfold.validation import as_dicts, shown_url
+from ctxfold.validation import as_dicts, is_a, kind_of, shown_url
 from llamaindex_ctx.media import names_files, with_files
 from llamaindex_ctx.messages import chat_messages, from_chat_message
 from llamaindex_ctx.metadata import REPLY_KEY
@@ -142,8 +143,8 @@ class CtxLLM(FunctionCallingLLM):
 
     def __init__(  # noqa: PLR0913  one keyword per independent setting
         self,
+        model: str = "",
         *,
-        model: str,
         provider: str | None = None,
         wire: Wire | None = None,
         base_url: str | None = None,
@@ -175,10 +176,12 @@ class CtxLLM(FunctionCallingLLM):
             "additional_kwargs": dict(additional_kwargs or {}),
             "extra_body": dict(extra_body or {}),
         }
-        for name in kwargs.keys() - type(self).model_fields:
-            known = ", ".join(settings)
+        if unknown := next((name for name in kwargs if name not in type(self).model_fields), None):
+            raise unknown_setting(unknown, tuple(settings), fields=())
+        if not model or not is_a(model, str):
             raise ConfigError(
-                f"CtxLLM has no field {name!r}: {'it is base_url here' if name == 'api_base' else f'use {known}'}"
+                f"model is {kind_of(model) if model else 'missing'}: give its name, such as 'openai:gpt-5-mini'; "
+                "with_context(llm) keeps the context of another LLM"
             )
         super().__init__(**settings, **kwargs)
         self._calls = PlainCalls(backend if backend is not None else self._new_backend())

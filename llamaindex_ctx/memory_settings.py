@@ -409,9 +409,8 @@ def open_live(
     count = context.handle.counter.count_text
     tokenize: Tokenizer = tokenizer_fn or (lambda text: range(count(text)))
     copied = None if place.chat_store is None else ChatStoreCopy(place.chat_store, place.session_id)
-    live = Live(
-        uuid.uuid4().hex, context, source, opened if ours else None, tokenize, own_blocks, bool(beside), copy=copied
-    )
+    shows = bool(beside) or bool(context.handle.engine.rules.memory)
+    live = Live(uuid.uuid4().hex, context, source, opened if ours else None, tokenize, own_blocks, shows, copy=copied)
     for side in [each.side for each in (own_blocks, copied) if each is not None]:
         weakref.finalize(live, side.close).atexit = False
     keep_live(live)

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from ctxfold.compaction.built_in import BUILT_IN
-from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
+from ctxfold.compaction.strategy import StrategyLike, as_strategy
 from ctxfold.effects import LocalTasks
 from ctxfold.errors import BackendError, ConfigError, ContextOverflowError, WindowTooSmallError
 from ctxfold.messages import Message, ToolSpec
@@ -19,6 +19,7 @@ from ctxfold.policy.settings import (
     Policy,
     PolicyFields,
     check_least,
+    meant_by,
     policy_for,
     policy_from,
     session_limit,
@@ -81,6 +82,19 @@ def open_backend(provider: str, model: str, *, wire: Wire | None = None, **setti
 
     row = load_profile(settings.pop("profile", None) or provider).for_wire(wire)
     return BACKENDS[row.wire](model=model, profile=row, **settings)
+
+
+def named_backend(what: str, named: str | ContextBackend | None) -> ContextBackend | None:
+    """Returns the backend; for a name such as "openai:gpt-5-mini" a new one, with the key in the provider's variable.
+
+    Raises ConfigError for a name without a provider.
+    """
+    if not isinstance(named, str):
+        return named
+    provider, model = named_provider(named)
+    if provider == "generic":
+        raise ConfigError(f"{what} is a str without a provider: give its name as 'openai:gpt-5-mini', or {MODELS[5:]}")
+    return open_backend(provider, model)
 
 
 def reasoning_rules(provider: str, model: str, *, thinks: bool, wire: Wire | None = None) -> BackendCapabilities:
@@ -171,11 +185,11 @@ class SessionSettings(PolicyFields, total=False):
     context_window: int | None
     system: str | Sequence[str] | None
     owner: str
-    summarizer: ContextBackend | None
+    summarizer: str | ContextBackend | None
     counter: TokenCounter | TextCounter | None
     reply_reserve_tokens: int | None
     create: bool
-    strategy: str | Strategy | Summarizer | None
+    strategy: StrategyLike | None
     prices: Prices | None
     sections: Sequence[Section]
     embedder: Embedder | None
@@ -185,6 +199,8 @@ class SessionSettings(PolicyFields, total=False):
 
 # the arguments that all constructors of sessions share, beside the fields of a policy
 OF_EVERY_SESSION = (
+    "backend",
+    "system",
     "session_id",
     "owner",
     "store",
@@ -203,7 +219,7 @@ def session_rules(
     *,
     policy: Policy | None = None,
     reply_reserve_tokens: int | None = None,
-    strategy: str | Strategy | Summarizer | None = None,
+    strategy: StrategyLike | None = None,
     counter: TokenCounter | TextCounter | None = None,
     prices: Prices | None = None,
     max_sessions: int | None = None,
@@ -216,8 +232,10 @@ def session_rules(
     is not built in;
     WindowTooSmallError for a window in which not even a short question fits.
     """
-    if unknown := next((name for name in settings if name not in Policy.model_fields), None):
+    if unknown := next((name for name in settings if name not in PolicyFields.__optional_keys__), None):
         raise unknown_setting(unknown, OF_EVERY_SESSION)
+    if {"keep", "keep_last"} <= settings.keys():
+        raise ConfigError("keep and keep_last both say how many of the newest messages stay: give one")
     if counter is not None:
         message_counter(counter)
     _check_prices(prices)
@@ -267,7 +285,7 @@ def check_overhead(rules: Policy, counter: TokenCounter, *, tools: Sequence[Tool
 def _built_in(name: str) -> str:
     if name in BUILT_IN:
         return name
-    near = get_close_matches(name, BUILT_IN)
+    near = [meant] if (meant := meant_by(name, BUILT_IN)) in BUILT_IN else get_close_matches(name, BUILT_IN)
     advice = f"did you mean {near[0]!r}?" if near else f"use {', '.join(BUILT_IN)}, or an object of your own"
     raise ConfigError(f"there is no strategy {name!r}: {advice}")
 

@@ -363,7 +363,7 @@ def test_compactions_are_few(make: Make) -> None:
 
 
 def test_the_examples_of_the_docs_run() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6
     for example in EXAMPLES:
         names: dict[str, Any] = {}
         exec(compile(example, "strategies.md", "exec"), names)

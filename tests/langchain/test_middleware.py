@@ -24,6 +24,7 @@ from openai import InternalServerError
 from pydantic import BaseModel
 
 from ctxfold import ConfigError, MemoryStore
+from ctxfold.errors import WindowTooSmallError
 from ctxfold.testing import ErrorReply, ModelServer, Scripted, ScriptedCall
 from langchain_ctx import ChatCtx, ContextMiddleware
 from tests.support.summaries import asks_on_live_prefix
@@ -312,6 +313,9 @@ def test_requests_grow_at_their_end() -> None:
 def test_what_cannot_be() -> None:
     with pytest.raises(ConfigError, match="hard_ratio"):
         ContextMiddleware(context_window=8_000, hard_ratio=7)
+    with pytest.raises(WindowTooSmallError, match="the tools have 394 tokens; a window of 500 has 400"):
+        ContextMiddleware(context_window=500)
+    ContextMiddleware(context_window=500, history_tools=False)
     with ModelServer(model="m", script=talk) as server:
         chat = chat_on(server, session="own", context_window=8_000)
         agent = create_agent(chat, [], middleware=[ContextMiddleware(context_window=8_000)])
@@ -319,7 +323,7 @@ def test_what_cannot_be() -> None:
             agent.invoke({"messages": [HumanMessage("hello")]})
         chat.close()
         plain = chat_on(server)
-        agent = create_agent(plain, [], middleware=[ContextMiddleware(context_window=500)])
+        agent = create_agent(plain, [], middleware=[ContextMiddleware(context_window=600)])
         with pytest.raises(lc.ContextOverflowError):
             agent.invoke({"messages": [HumanMessage("too long " * 1_000)]})
         plain.close()

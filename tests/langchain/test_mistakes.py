@@ -67,8 +67,9 @@ MADE: list[tuple[str, str, Callable[[Any], object]]] = [
     ("embedder", "embedder is a str: give LangChain Embeddings", lambda m: opened(embedder="bge")),
     ("window as text", "context_window is '8000'", lambda m: opened(context_window="8000")),
     ("window of an agent", "context_window is '64k'", lambda m: ContextMiddleware(context_window="64k")),  # type: ignore[arg-type]
-    ("trigger", r"TokensTrigger\(at=4_000\)", lambda m: ContextMiddleware(context_window=900, trigger=("tokens", 4_000))),
-    ("keep", "'keep': ctxfold calls it keep_last", lambda m: ContextMiddleware(context_window=900, keep=("messages", 4))),
+    ("trigger", r"trigger is 'full': give 0\.8", lambda m: ContextMiddleware(context_window=900, trigger="full")),  # type: ignore[arg-type]
+    ("keep", "keep is 'four': give the newest", lambda m: ContextMiddleware(context_window=900, keep="four")),  # type: ignore[arg-type]
+    ("by position", "ChatCtx was given a str without a keyword: give model=", lambda m: ChatCtx("openai:gpt-5-mini")),  # type: ignore[misc]
     ("tools of the agent", "names look: there are", lambda m: ContextMiddleware(context_window=900, history_tools="look")),
     ("how many tools", "history_tools is an int: give a list; names among read_message", lambda m: with_tools(5)),
     ("tools in numbers", "history_tools hold an int: names among", lambda m: with_tools([5])),

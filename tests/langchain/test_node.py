@@ -320,7 +320,7 @@ def test_a_sub_graph_has_a_session_of_its_own() -> None:
         assert [name.partition("|")[0] for name in names] == ["t", "t", "t"]  # the two looks inside, each its own
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("session", "session_id"), ("max_tokens", "reply_reserve_tokens")])
+@pytest.mark.parametrize(("wrong", "right"), [("session", "session_id"), ("max_output_tokens", "reply_reserve_tokens")])
 def test_a_name_that_others_use_is_told_the_right_one(wrong: str, right: str) -> None:
     setting: Any = {wrong: "all" if wrong == "session" else 100}
     with pytest.raises(ConfigError, match=f"there is no setting '{wrong}': ctxfold calls it {right}"):

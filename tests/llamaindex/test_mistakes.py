@@ -77,8 +77,10 @@ MADE: list[tuple[str, str, Callable[[], object]]] = [
     ("reasoning", "LLM of with_reasoning is a str", lambda: with_reasoning("gpt-4o")),  # type: ignore[type-var]
     ("backend", "LLM of a LlamaIndexBackend is a str", lambda: LlamaIndexBackend("gpt-4o")),  # type: ignore[arg-type]
     ("block", "CtxMemoryBlock is a str", lambda: CtxMemoryBlock("archive")),  # type: ignore[arg-type]
-    ("another's address", "no field 'api_base': it is base_url here", lambda: CtxLLM(model="m", api_base="http://x/v1")),
-    ("another's field", "no field 'is_chat_model': use model, provider", lambda: CtxLLM(model="m", is_chat_model=True)),
+    ("another's address", "no setting 'api_base': ctxfold calls it base_url", lambda: CtxLLM(model="m", api_base="http://x/v1")),
+    ("another's field", "no setting 'is_chat_model': there are model, provider", lambda: CtxLLM(model="m", is_chat_model=True)),
+    ("another LLM", r"model is a MockLLM: give its name.*with_context\(llm\)", lambda: CtxLLM(MockLLM())),  # type: ignore[arg-type]
+    ("no model", "model is missing: give its name", lambda: CtxLLM(provider="openai")),
     ("registered", "store is an int: use sqlite", lambda: register_store("chats", 5)),  # type: ignore[arg-type]
     ("tools of a memory", "a CtxMemory is no session: .*`.context`", lambda: history_tools(opened())),  # type: ignore[arg-type]
 ]  # fmt: skip

@@ -75,7 +75,7 @@ def test_a_policy_that_is_none_is_refused() -> None:
         with_context(MockLLM(), policy={"keep_last": 3})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("session", "session_id"), ("max_tokens", "reply_reserve_tokens")])
+@pytest.mark.parametrize(("wrong", "right"), [("session", "session_id"), ("max_output_tokens", "reply_reserve_tokens")])
 def test_a_name_that_others_use_is_told_the_right_one(wrong: str, right: str) -> None:
     setting: dict[str, object] = {wrong: "all" if wrong == "session" else 100}
     with pytest.raises(ConfigError, match=f"there is no setting '{wrong}': ctxfold calls it {right}"):

@@ -6,6 +6,21 @@ from tests.mutants.mutant import Mutant, of
 
 MUTANTS: tuple[Mutant, ...] = (
     *of(
+        "compaction/strategy.py",
+        (
+            "a_function_may_invent_messages",
+            "known = tuple(result), {m.id for m in given}",
+            'known = tuple(result), {getattr(m, "id", None) for m in (*given, *result)}',
+            "faces/test_first_guesses.py::test_what_a_function_may_not_leave",
+        ),
+        (
+            "a_function_ignores_the_trigger",
+            "if due is not None and not due.due:\n            return Skip(due.explanation)\n        explanation",
+            "explanation",
+            "faces/test_first_guesses.py::test_a_function_waits_for_the_trigger",
+        ),
+    ),
+    *of(
         "compaction/work_state.py",
         (
             "an_older_list_of_tasks_stays",

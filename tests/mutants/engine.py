@@ -236,6 +236,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "engine/test_earlier_windows.py::test_another_process_tells_the_same",
         ),
         (
+            "memory_is_stored_and_not_shown",
+            "for k in rules.memory if k not in given",
+            "for k in () if k not in given",
+            "faces/test_first_guesses.py::test_memory_is_shown_where_it_is_stored",
+        ),
+        (
             "counts_of_turns_that_another_process_has_ended_are_kept",
             "if t in open_turns}",
             "}",

@@ -283,6 +283,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "max(budget_tokens // 5, 2 * (budget_tokens - SMALL_TOKENS) // 5)",
             "engine/test_budget.py::test_a_summary_leaves_recall_its_room_in_a_small_window",
         ),
+        (
+            "a_foreign_name_means_what_a_constructor_lacks",
+            "if meaning in known or",
+            "if",
+            "faces/test_first_guesses.py::test_refused_with_the_setting_that_is_meant",
+        ),
     ),
     *of(
         "stream.py",
@@ -355,6 +361,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *of(
         "policy/triggers.py",
+        (
+            "a_list_of_triggers_waits_for_all_of_them",
+            '{"kind": "any", "triggers": clauses}',
+            '{"kind": "all", "triggers": clauses}',
+            "faces/test_first_guesses.py::test_taken_as_meant",
+        ),
         (
             "triggers_within_others_ignore_idle_time",
             "return isinstance(trigger, kinds) or any(_contains(part, *kinds) for part in parts)",

@@ -20,6 +20,8 @@ def right(path: Path, whole: Policy) -> None:
     AgentContext(context_window=8_000, max_sessions=1_000)
     AgentContext(policy=whole, trigger=TokensTrigger(at=4_000))
     AgentContext(exclude_tools=("read_memory",), tool_rules=(ToolRule(tool="browse", clear_first=True),))
+    AgentContext("openai:gpt-5-mini", trigger=("tokens", 4_000), keep=("messages", 4), memory="facts")
+    AgentContext(trigger=[("fraction", 0.8), {"tokens": 4_000, "messages": 9}], strategy=lambda messages: messages[-4:])
     load_snapshot(path, session_id="copy", keep_last=3)
     ChatCtx(policy={"context_window": 8_000, "hard_ratio": 0.8, "reply_reserve_tokens": None, "strategy": "truncate"})
 

@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any, cast
 
 from ctxfold._lifecycle import Closing
-from ctxfold.compaction.strategy import Strategy, Summarizer
+from ctxfold.compaction.strategy import StrategyLike
 from ctxfold.connect import open_store
 from ctxfold.effects import in_thread
 from ctxfold.events import Subscriber
@@ -26,7 +26,7 @@ class EngineSettings(PolicyFields, total=False):
 
     policy: Policy | None
     reply_reserve_tokens: int | None
-    strategy: str | Strategy | Summarizer | None
+    strategy: StrategyLike | None
     prices: Prices | None
     max_sessions: int | None
 

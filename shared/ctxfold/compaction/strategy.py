@@ -16,6 +16,7 @@ from ctxfold.messages import Message, ToolCallPart, is_question
 from ctxfold.policy.settings import Policy
 from ctxfold.policy.triggers import Signals, Verdict, counts, evaluate
 from ctxfold.protocols import TokenCounter
+from ctxfold.validation import kind_of
 
 Occasion: TypeAlias = Literal["after_turn", "must_fit", "on_demand"]
 Writer: TypeAlias = Literal["provider", "model", "extractive", "note", "none"]
@@ -236,6 +237,10 @@ class Summarizer(Protocol):
     def summarize(self, history: list[Message]) -> list[Message] | Awaitable[list[Message]]: ...
 
 
+# what a constructor takes; a function is called with the messages and returns those that stay
+StrategyLike: TypeAlias = str | Strategy | Summarizer | Callable[[list[Message]], Sequence[Message]]
+
+
 @dataclass(frozen=True, slots=True)
 class SummarizerStrategy:
     """Adapts a `Summarizer`. Its new messages become one summary in front of the remaining conversation.
@@ -258,8 +263,43 @@ class SummarizerStrategy:
         return Plan(self.name, reason, case.view.tokens, case.view.tokens, rewrite=call)
 
 
+@dataclass(frozen=True, slots=True)
+class FunctionStrategy:
+    """Adapts a function that returns what stays of a conversation, such as `lambda messages: messages[-20:]`.
+
+    It is called after each turn, where the policy has a trigger only when that is due, and before a request that has to fit. It is
+    given the messages without system prompts, which stay. What it leaves out is kept in the archive. StrategyError, and nothing
+    is changed, where it returns a message that it was not given, changes one or their order, or separates a call from its results,
+    or drops the newest user message or a pinned one.
+    """
+
+    stays: Callable[[list[Message]], Sequence[Message]]
+    name: str
+
+    def plan(self, case: CompactionInput) -> Decision:
+        due = case.due() if case.facts.occasion == "after_turn" else None
+        if due is not None and not due.due:
+            return Skip(due.explanation)
+        explanation = self.name if due is None else f"{self.name}, {due.explanation}"
+        reason = reason_for(case.facts.occasion, explanation)
+        return Plan(self.name, reason, case.view.tokens, case.view.tokens, rewrite=partial(self._rewrite, case.view))
+
+    def _rewrite(self, view: View) -> Sequence[Message]:
+        prompts = [e.message for e in view.system]
+        given = [m for m in view.messages if m.kind != "section"][len(prompts) :]
+        result = self.stays(list(given))
+        _check_plain(result, self.name)
+        stays, known = tuple(result), {m.id for m in given}
+        if new := next((m for m in stays if getattr(m, "id", None) not in known), None):
+            raise StrategyError(
+                f"strategy {self.name!r} returned {kind_of(new)} that is none of the messages it was given: return some of these; "
+                "an object with should_summarize(history) and summarize(history) may add a summary"
+            )
+        return [*prompts, *stays]
+
+
 def as_strategy(candidate: object) -> Strategy:
-    """Returns the object as a strategy: one with `plan`, or one with `should_summarize` and `summarize`.
+    """Returns the object as a strategy: one with `plan`, one with `should_summarize` and `summarize`, or a function.
 
     Raises StrategyError for any other.
     """
@@ -275,8 +315,13 @@ def as_strategy(candidate: object) -> Strategy:
     if isinstance(candidate, Summarizer):
         _refuse_async(candidate.should_summarize, f"should_summarize of {name!r}")
         return SummarizerStrategy(candidate, str(name))
+    if callable(candidate) and not isinstance(candidate, type):
+        name = getattr(candidate, "__name__", str(name))
+        _refuse_async(candidate, f"the strategy {name!r}")
+        return FunctionStrategy(cast("Callable[[list[Message]], Sequence[Message]]", candidate), name)
     raise StrategyError(
-        f"{type(candidate).__name__} is not a strategy: it needs plan(case), or should_summarize(history) and summarize(history)"
+        f"{type(candidate).__name__} is not a strategy: it needs plan(case), or should_summarize(history) and summarize(history), "
+        "or be a function from the messages to those that stay"
     )
 
 

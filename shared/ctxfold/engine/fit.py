@@ -24,6 +24,7 @@ from ctxfold.history.calibration import observed, reported_size
 from ctxfold.history.diff import without_repeated_prompts
 from ctxfold.history.view import Entry, View, WindowTokens
 from ctxfold.memory.extraction import EXTRACTED, learn, remember_summary
+from ctxfold.memory.store import memory_section
 from ctxfold.messages import Message, is_final, is_prompt, is_question, user
 from ctxfold.policy.settings import Policy, needs_goal, needs_tool_summaries
 from ctxfold.protocols import Ports, capabilities_of
@@ -73,6 +74,11 @@ class WindowFitter:
         self.sections = sections  # where not all of them fit, earlier ones take precedence
         self.sources = Sources()
 
+    def sections_of(self, rules: Policy) -> tuple[Section, ...]:
+        """Returns the sections of a session: the given ones, and one for each kind of memory that its compactions store."""
+        given = {section.kind for section in self.sections} if rules.memory else ()
+        return (*self.sections, *(memory_section(k, lifetime="request") for k in rules.memory if k not in given))
+
     def window(
         self,
         session: Session,
@@ -102,7 +108,7 @@ class WindowFitter:
             stage = yield from self._compact_early(session, stage, overhead_tokens)
         new_question = _new_question(session, stage.view, question) if question else None
         if sections is None:
-            sections = [s for s in self.sections if question is not None or s.lifetime == "request"]
+            sections = [s for s in self.sections_of(rules) if question is not None or s.lifetime == "request"]
         sections = sections if recall else ()
         required = [s for s in sections if s.required]
         optional = [s for s in sections if not s.required]

@@ -54,7 +54,8 @@ def place_sections(
     if question.role != "user" or question.kind != "message":
         return PlacedSections(messages)
     counter, new_id, view = engine.ports.counter, engine.ports.ids.new, stage.view
-    sections = [s for s in engine.fitter.sections if bound or s.lifetime == "epoch"] if options.recall else []
+    given = engine.fitter.sections_of(stage.rules) if options.recall else ()
+    sections = [s for s in given if bound or s.lifetime == "epoch"]
     before: list[Message] = []
     room_tokens = stage.rules.budget_tokens - overhead_tokens - sum(counter.count(m) for m in messages)
     required_tokens = room_tokens - sum(e.tokens for e in view.system)

@@ -73,6 +73,11 @@ class Explanation:
         """Returns what the newest request held, in words: `conversation 2,599, recalled 3,055, tools 394`."""
         return ", ".join(f"{SHORT_NAMES[zone]} {tokens:,}" for zone, tokens in self.zones.items() if tokens)
 
+    @property
+    def new(self) -> bool:
+        """Returns True while nothing was said in the session: it may be new, or its name mistyped."""
+        return self.epoch == 0 and all(block.zone == "system" for block in self.blocks)
+
     def _repr_html_(self) -> str:
         return window_html(self.to_dict())
 
@@ -85,7 +90,7 @@ class Explanation:
 
     def __str__(self) -> str:
         head = (
-            f"session {self.session}: {self.used_tokens} of {self.budget_tokens} tokens used "
+            f"session {self.session}{' (new session)' if self.new else ''}: {self.used_tokens} of {self.budget_tokens} tokens used "
             f"(window {self.context_window}), epoch {self.epoch}, {self.compactions} compactions; {self.gauge.forecast}"
         )
         rows = [

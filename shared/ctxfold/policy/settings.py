@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, Self, TypeAlias, TypedDict, Unpack, cast
 
@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from ctxfold.errors import ConfigError, WindowTooSmallError
-from ctxfold.policy.triggers import Trigger, with_prices
+from ctxfold.policy.triggers import Amount, Trigger, TriggerLike, with_prices
 from ctxfold.validation import whole_number
 
 Learnt: TypeAlias = Literal[
@@ -151,6 +151,11 @@ class Policy(BaseModel):
         description="adjacent messages of one role are sent as one, for models whose template demands alternating roles",
     )
 
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _one_kind(cls, memory: object) -> object:
+        return (memory,) if isinstance(memory, str) else memory
+
     @field_validator("tool_rules")
     @classmethod
     def _one_rule_each(cls, tool_rules: tuple[ToolRule, ...], info: ValidationInfo) -> tuple[ToolRule, ...]:
@@ -189,7 +194,8 @@ class PolicyFields(TypedDict, total=False):
     """
 
     auto_compact: bool
-    trigger: Trigger | None
+    trigger: TriggerLike | None
+    keep: float | Amount
     pruning_order: PruningOrder
     soft_ratio: float
     hard_ratio: float
@@ -214,7 +220,7 @@ class PolicyFields(TypedDict, total=False):
     prepare_ratio: float
     tool_summaries: bool
     references: bool
-    memory: tuple[Learnt, ...]
+    memory: Learnt | tuple[Learnt, ...]
     count_reasoning: bool
     alternating_roles: bool
 
@@ -253,6 +259,8 @@ def policy_for(
     values: dict[str, object] = {"context_window": window, "reply_reserve_tokens": reserve, **settings}
     if strategy is not None:  # one that is not given stays unset, so that a stored session keeps its own
         values["strategy"] = strategy
+    if values.pop("keep", None) is not None and "keep" in settings:
+        values |= _kept(settings["keep"], window - reserve)
     values["summary_tokens"] = values.get("summary_tokens") or _summary_tokens(window - reserve)
     try:
         policy = Policy.model_validate(values)
@@ -261,6 +269,20 @@ def policy_for(
     if policy.trigger is not None:
         with_prices(policy.trigger, {})  # a model name in place of prices is an error now, not at the first turn
     return policy
+
+
+def _kept(keep: float | Amount, budget_tokens: int) -> dict[str, object]:
+    """Returns the settings for the newest messages that `keep` names: a number of them, their tokens, or their share."""
+    match keep:
+        case int() | ("messages", int()):
+            return {"keep_last": keep if isinstance(keep, int) else keep[1]}
+        case float() | ("fraction", float()):
+            return {"keep_last": 1, "tail_ratio": keep if isinstance(keep, float) else keep[1]}
+        case ("tokens", int() as tokens):
+            return {"keep_last": 1, "tail_ratio": tokens / budget_tokens}
+        case _:
+            shapes = "4, ('messages', 4), ('tokens', 1_000) or ('fraction', 0.2)"
+            raise ConfigError(f"keep is {repr(keep)[:80]}: give the newest messages that stay as {shapes}")
 
 
 def _summary_tokens(budget_tokens: int) -> int:
@@ -332,32 +354,46 @@ def check_least(rules: Policy) -> None:
 _EXAMPLES = {
     "exclude_tools": "exclude_tools=('read_memory',)",
     "tool_rules": "tool_rules=(ctxfold.ToolRule(tool='browse', clear_first=True),)",
-    "trigger": "ctxfold.TokensTrigger(at=4_000)",
 }
 
-# names of other libraries, and the settings that correspond to them
-_FOREIGN_NAMES = {
-    "async_database_uri": "store",
-    "chat_history_token_ratio": "hard_ratio",
-    "clear_at_least": "min_free_ratio",
-    "chat_store": "store",
-    "chat_store_key": "session_id",
-    "connection": "store",
-    "connection_string": "store",
-    "keep": "keep_last",
-    "llm": "summarizer",
-    "max_token_limit": "context_window",
-    "max_tokens": "reply_reserve_tokens",
-    "model": "summarizer",
-    "session": "session_id",
-    "summarize_prompt": "summary_prompt",
-    "thread": "session_id",
-    "thread_id": "session_id",
-    "token_counter": "counter",
-    "token_flush_size": "min_free_ratio",
-    "token_limit": "context_window",
-    "window": "context_window",
-}
+# what is meant by names of other libraries: of the settings the first that there is, or what to do instead
+_MEANT_BY = (
+    ("context_window", "context_length context_size max_context_tokens max_input_tokens max_token_limit token_limit"),
+    ("context_window", "window"),
+    ("context_window limits the whole conversation; the limit of one reply is an argument of its call", "max_tokens"),
+    ("reply_reserve_tokens", "max_completion_tokens max_output_tokens num_output"),
+    ("give trigger=('tokens', 4_000) with that number", "max_tokens_before_summary"),
+    ("give trigger=('messages', 50) with that number", "max_messages"),
+    ("keep_last", "buffer_size k messages_to_keep n_messages window_size"),
+    ("hard_ratio", "chat_history_token_ratio"),
+    ("min_free_ratio", "clear_at_least token_flush_size"),
+    ("summary_tokens", "max_summary_tokens"),
+    ("summary_prompt", "initial_summary_prompt summarize_prompt summary_template"),
+    ("leave it out: a summary has its own heading, and summary_prompt says how it is written", "summary_prefix"),
+    ("leave it out: long spans go in parts, and summary_tokens limits the summary", "trim_tokens_to_summarize"),
+    ("counter", "token_counter tokenizer tokenizer_fn"),
+    ("model|llm|backend|summarizer", "llm model summarizer"),
+    ("store", "async_database_uri async_engine chat_memory chat_store checkpointer connection connection_string"),
+    ("store", "database_url db path sql_store uri url"),
+    ("leave it out: a store has tables of its own", "db_schema table_name"),
+    ("session_id", "chat_store_key conversation_id session thread thread_id"),
+    ("owner", "user user_id"),
+    ("base_url", "api_base"),
+    ("system|the first message of the list is the system prompt", "instructions system system_message system_prompt"),
+    (
+        "leave it out: system prompt, whole tool rounds and newest question always stay",
+        "end_on include_system start_on",
+    ),
+    ("leave it out: no message is ever cut in two", "allow_partial"),
+    ("sections", "memory_blocks memory_blocks_template"),
+    ("leave it out: Section(place=...) says where a text stands", "insert_method"),
+    ("leave it out: that is always so", "count_initial_tokens return_messages"),
+    ("it is an argument of a call, such as send, or of the model", "stop temperature tools"),
+    ("it goes to the agent or the chat engine, and not to the model", "memory"),
+    ("truncate", "last trim"),  # a strategy, as the next one
+    ("summarize", "summary"),
+)
+_FOREIGN = {name: meaning for meaning, names in _MEANT_BY for name in names.split()}
 
 
 def _config_error(error: ValidationError) -> ConfigError:
@@ -371,14 +407,22 @@ def _config_error(error: ValidationError) -> ConfigError:
     return unknown_setting(name)
 
 
-def unknown_setting(name: str, parameters: Sequence[str] = ()) -> ConfigError:
-    """Returns the error for a setting that neither a policy nor a constructor with these parameters has."""
-    known_as = _FOREIGN_NAMES.get(name, name)
-    if known_as not in parameters:  # some constructors keep the name of their framework, such as llm
-        known_as = next((own for own in parameters if _FOREIGN_NAMES.get(own) == known_as), known_as)
-    if known_as != name:
-        return ConfigError(f"there is no setting {name!r}: ctxfold calls it {known_as}")
-    names = tuple(dict.fromkeys((*Policy.model_fields, *parameters)))
+def meant_by(name: str, known: Collection[str]) -> str | None:
+    """Returns what a name of another library means here: one of the `known` names, or advice; None for a name of no library."""
+    meanings = _FOREIGN.get(name, "").split("|")
+    return next((meaning for meaning in meanings if meaning in known or " " in meaning), meanings[-1]) or None
+
+
+def unknown_setting(
+    name: str, parameters: Sequence[str] = (), *, fields: Collection[str] = Policy.model_fields
+) -> ConfigError:
+    """Returns the error for a setting that neither a policy nor a constructor with these parameters has.
+
+    A constructor of no session has no `fields` of a policy.
+    """
+    names = tuple(dict.fromkeys((*fields, *parameters)))
+    if (meant := meant_by(name, names)) is not None and meant != name:
+        return ConfigError(f"there is no setting {name!r}: {meant if ' ' in meant else f'ctxfold calls it {meant}'}")
     near = get_close_matches(name, names, cutoff=0.65)
     known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
     return ConfigError(f"there is no setting {name!r}: {known}")

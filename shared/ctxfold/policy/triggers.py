@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias, assert_never
+from typing import Annotated, Any, Literal, TypeAlias, assert_never, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ctxfold.errors import ConfigError
 from ctxfold.policy.prices import Prices
@@ -118,10 +118,36 @@ class AnyOf(_Trigger):
     triggers: tuple[Trigger, ...] = Field(min_length=1)
 
 
+SHAPES = "0.8, ('fraction', 0.8), ('tokens', 4_000) or ('messages', 50)"
+
+
+def _from_amounts(value: Any) -> Any:
+    """Returns the trigger that an amount stands for, in any of the shapes of LangChain's middleware; anything else as it is."""
+    match value:
+        case float():
+            return {"kind": "ratio", "at": value}
+        case ("fraction" | "ratio" | "tokens" | "messages" | "turns" as kind, amount):
+            return {"kind": "ratio" if kind == "fraction" else kind, "at": amount}
+        case [*clauses] if isinstance(value, list):  # any of them
+            return {"kind": "any", "triggers": clauses}
+        case dict() if value and "kind" not in value:  # all of them
+            return {"kind": "all", "triggers": list(cast("dict[str, Any]", value).items())}
+        case BaseModel() | {"kind": _}:
+            return value
+        case _:
+            raise ValueError(f"give {SHAPES}, a list of these, or a trigger of ctxfold.policy.triggers")
+
+
 Trigger: TypeAlias = Annotated[
     RatioTrigger | TokensTrigger | MessagesTrigger | TurnsTrigger | ColdCacheTrigger | EconomicTrigger | AllOf | AnyOf,
     Field(discriminator="kind"),
+    BeforeValidator(_from_amounts),
 ]
+Amount: TypeAlias = tuple[Literal["fraction", "ratio", "tokens", "messages", "turns"], float]
+# what is taken for a trigger: a list is due when any of it is, a dict such as {"tokens": 4_000, "messages": 10} when all of it is
+TriggerLike: TypeAlias = (
+    Trigger | float | Amount | Mapping[str, float] | Sequence[Trigger | Amount | Mapping[str, float]]
+)
 AllOf.model_rebuild()
 AnyOf.model_rebuild()
 

@@ -106,7 +106,7 @@ class Sources:
     _late: Counter[str] = field(default_factory=Counter[str])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def ask(self, sections: Sequence[tuple[Section, Query]], session: Session) -> Flow[tuple[SourceResult, ...]]:
+    def results(self, sections: Sequence[tuple[Section, Query]], session: Session) -> Flow[tuple[SourceResult, ...]]:
         """Returns the results in order. Raises ConfigError for an async source in synchronous code."""
         if not sections:
             return ()
@@ -128,7 +128,7 @@ class Sources:
 
     def _call(self, section: Section, query: Query, session: Session) -> Flow[Items]:
         if isinstance(section.source, EngineSource):
-            return (yield from section.source.ask(session, query))
+            return (yield from section.source.items(session, query))
         if self._late[section.kind] >= MAX_LATE:
             raise BackendError(f"{MAX_LATE} earlier calls have not returned: the source was not called", kind="timeout")
         call = _SourceCall(self, section, query)
@@ -272,7 +272,7 @@ def fill(
             events.append(SectionSkipped(key.session, each.kind, share))
         else:
             queries.append((each, Query(question, share, key.session, key.owner, stage.turn_id)))
-    results = yield from sources.ask(queries, session)
+    results = yield from sources.results(queries, session)
     filled: list[Filled] = []
     tokens_left, required_left = room_tokens, required_tokens
     for (each, query), result in zip(queries, results, strict=True):

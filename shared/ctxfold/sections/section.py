@@ -47,7 +47,7 @@ Items: TypeAlias = Sequence["Item | str"]
 class EngineSource:
     """A source that reads the session's own data, as a flow."""
 
-    ask: Callable[[Session, Query], Flow[Items]]
+    items: Callable[[Session, Query], Flow[Items]]
 
 
 SectionSource: TypeAlias = "Callable[[Query], Items | Awaitable[Items]] | EngineSource"

@@ -7,14 +7,15 @@ from contextlib import aclosing, closing, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack, cast, overload
 
 from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.compaction.commit import Outcome
 from ctxfold.compaction.compact import costs, gauge
-from ctxfold.compaction.strategy import Strategy, Summarizer, as_strategy
-from ctxfold.connect import SessionSettings, ports, session_rules
+from ctxfold.compaction.strategy import StrategyLike, as_strategy
+from ctxfold.connect import SessionSettings, named_backend, ports, session_rules
 from ctxfold.effects import Flow, FlowMethods, async_method, in_thread, sync_method
 from ctxfold.engine import archive, turn
 from ctxfold.engine import edit as editing
@@ -23,7 +24,15 @@ from ctxfold.engine.engine import Added, Engine
 from ctxfold.engine.fit import Window
 from ctxfold.engine.request import RequestOptions, options_from
 from ctxfold.engine.turn import TurnInput
-from ctxfold.errors import BudgetError, HeadMovedError, MessageError, NotEnoughHistoryError, SessionError
+from ctxfold.errors import (
+    BudgetError,
+    ConfigError,
+    HeadMovedError,
+    MessageError,
+    MissingExtraError,
+    NotEnoughHistoryError,
+    SessionError,
+)
 from ctxfold.events import Subscriber
 from ctxfold.history.prefix import PrefixStats
 from ctxfold.history.records import SessionKey
@@ -46,6 +55,14 @@ from ctxfold.validation import check_name, check_text, name_or_own, unpacked
 
 if TYPE_CHECKING:
     from ctxfold.inspect.explain import Explanation
+
+
+Framework: TypeAlias = Literal["langchain", "llamaindex"]
+# by name, when asked for: nothing in ctxfold imports the packages over it
+_CONVERTERS = {
+    "langchain": ("langchain_ctx.messages", "to_langchain_messages"),
+    "llamaindex": ("llamaindex_ctx.messages", "to_chat_messages"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +94,20 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
     """A conversation that may outgrow its window.
 
     Args:
-        backend: the model service; None for a context that only keeps messages.
+        backend: the model service, or its name, such as "openai:gpt-5-mini", with the key in the provider's variable; None for a
+            context that only keeps messages.
         session_id: the name of the session, which is created in the store when it does not exist.
         store: `sqlite:///file.db`, `postgresql+psycopg://...`, a Store, or None for memory.
         context_window: the model's limit in tokens, input and output together; None takes the value in the provider's profile.
         system: the system prompt, or a list of them.
         owner: the user or tenant to whom the session belongs.
-        summarizer: the backend that writes summaries; None uses `backend`, or extractive summaries where there is none.
+        summarizer: the backend that writes summaries, or its name; None uses `backend`, or extractive summaries where there is
+            none.
         reply_reserve_tokens: tokens kept free for the reply; None keeps a fifth of the window free.
         create: False raises SessionNotFoundError when the session is not in the store.
-        strategy: "tiered", "summarize", "truncate", "sliding_window", "clear_tools", "tool_summaries", or an object of your
-            own: see docs/strategies.md. A session stored with a strategy of your own opens only when that object is given again.
+        strategy: "tiered", "summarize", "truncate", "sliding_window", "clear_tools", "tool_summaries", a function from the
+            messages to those that stay, or an object of your own: see docs/strategies.md. A session stored with a strategy of
+            your own opens only when that object is given again.
         prices: the prices of tokens; with them, `usage()` and the events of compactions report what was spent and saved.
         sections: texts that are shown beside the conversation, each with its source: see docs/sections.md.
         embedder: computes embeddings, so that recall finds passages by meaning as well as by words.
@@ -102,18 +122,18 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
     @unpacked
     def __init__(  # noqa: PLR0913 - the settings of a session, all but the first by name
         self,
-        backend: ContextBackend | None = None,
+        backend: str | ContextBackend | None = None,
         *,
         session_id: str = "default",
         store: str | Store | None = None,
         context_window: int | None = None,
         system: str | Sequence[str] | None = None,
         owner: str = "default",
-        summarizer: ContextBackend | None = None,
+        summarizer: str | ContextBackend | None = None,
         counter: TokenCounter | TextCounter | None = None,
         reply_reserve_tokens: int | None = None,
         create: bool = True,
-        strategy: str | Strategy | Summarizer | None = None,
+        strategy: StrategyLike | None = None,
         prices: Prices | None = None,
         sections: Sequence[Section] = (),
         embedder: Embedder | None = None,
@@ -124,9 +144,14 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
         check_text("the owner name", owner)  # an empty one may be an older version's, which can still be opened
         check_text("the session name", session_id)
         own = () if strategy is None or isinstance(strategy, str) else (as_strategy(strategy),)
+        model, writer = named_backend("backend", backend), named_backend("summarizer", summarizer)
+        # closed with the context, unlike a backend that belongs to its creator
+        self._own_backends: tuple[Any, ...] = tuple(
+            opened for opened, given in ((model, backend), (writer, summarizer)) if isinstance(given, str)
+        )
         rules = session_rules(
             context_window,
-            backend,
+            model,
             policy=policy,
             reply_reserve_tokens=reply_reserve_tokens,
             strategy=strategy,
@@ -137,8 +162,8 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
         )
         bundle = ports(
             store=store,
-            backend=backend,
-            summarizer=summarizer,
+            backend=model,
+            summarizer=writer,
             counter=counter,
             count_reasoning=rules.count_reasoning,
             prices=prices,
@@ -228,6 +253,7 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
         other = object.__new__(AgentContext)
         other.handle = SessionHandle(self.handle.engine, key, self.handle.prompts, create=create)
         other._owns_engine = other._owns_store = False
+        other._own_backends = ()
         return other
 
     @sync_method
@@ -421,16 +447,27 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
 
     awindow = async_method(window)
 
-    @sync_method
-    def messages(self, audience: Audience = "all") -> Flow[tuple[Message, ...]]:
+    @overload
+    def messages(self, audience: Audience = "all") -> tuple[Message, ...]: ...
+    @overload
+    def messages(self, audience: Audience = "all", *, as_: Framework) -> list[Any]: ...
+    def messages(self, audience: Audience = "all", *, as_: Framework | None = None) -> Any:
         """Returns the whole conversation as it was stored, compacted messages and open turns included; reads the log.
 
         "user" leaves out messages that are for the model only. "model" is the window: summaries in place of the messages they
-        replaced.
+        replaced. `as_` "langchain" or "llamaindex" returns a list of that framework's messages, one for each tool result.
         """
-        return self.handle.edit(lambda _, s: conversation(s, self.handle.own_turn(s), audience, whole=True))
+        return _converted(self._run(self._conversation(audience)), as_)
 
-    amessages = async_method(messages)
+    @overload
+    async def amessages(self, audience: Audience = "all") -> tuple[Message, ...]: ...
+    @overload
+    async def amessages(self, audience: Audience = "all", *, as_: Framework) -> list[Any]: ...
+    async def amessages(self, audience: Audience = "all", *, as_: Framework | None = None) -> Any:
+        return _converted(await self._arun(self._conversation(audience)), as_)
+
+    def _conversation(self, audience: Audience) -> Flow[tuple[Message, ...]]:
+        return self.handle.edit(lambda _, s: conversation(s, self.handle.own_turn(s), audience, whole=True))
 
     @sync_method
     def view(self) -> Flow[View]:
@@ -488,13 +525,15 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
     def close(self, *, wait: bool = True) -> None:
         """Ends background work, waiting for it or not, and closes the store if this context opened it.
 
-        Only `aclose` can wait for work that runs as a task of an event loop. The backend stays open: it belongs to its creator.
+        Only `aclose` can wait for work that runs as a task of an event loop. A backend that was given as an object stays open.
         """
         tasks = self.handle.engine.ports.tasks
         if self._owns_engine and tasks is not None:
             tasks.close(wait=wait)
         if self._owns_store:
             self.handle.engine.ports.store.close()
+        for backend in self._own_backends:
+            backend.close()
 
     async def aclose(self, *, wait: bool = True) -> None:
         tasks = self.handle.engine.ports.tasks
@@ -502,6 +541,8 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
             await tasks.aclose(wait=wait)
         if self._owns_store:
             await self.handle.engine.ports.store.aclose()
+        for backend in self._own_backends:
+            await backend.aclose()
 
     @property
     def _ports(self) -> Ports:
@@ -511,7 +552,7 @@ class AgentContext(FlowMethods, Closing, SharesSessions):
 @unpacked
 def load_snapshot(
     path: str | PathLike[str],
-    backend: ContextBackend | None = None,
+    backend: str | ContextBackend | None = None,
     *,
     session_id: str | None = None,
     store: str | Store | None = None,
@@ -539,7 +580,7 @@ def load_snapshot(
 @unpacked
 async def aload_snapshot(
     path: str | PathLike[str],
-    backend: ContextBackend | None = None,
+    backend: str | ContextBackend | None = None,
     *,
     session_id: str | None = None,
     store: str | Store | None = None,
@@ -547,6 +588,20 @@ async def aload_snapshot(
 ) -> AgentContext:
     """Does the same as `load_snapshot` without blocking the event loop."""
     return await in_thread(partial(load_snapshot, path, backend, session_id=session_id, store=store, **settings))
+
+
+def _converted(messages: tuple[Message, ...], framework: Framework | None) -> Any:
+    if framework is None:
+        return messages
+    if framework not in _CONVERTERS:
+        raise ConfigError(f"as_ is {framework!r}: give {' or '.join(map(repr, _CONVERTERS))}")
+    module, function = _CONVERTERS[framework]
+    try:
+        package = import_module(module)
+    except ModuleNotFoundError as error:
+        extra = f'pip install "ctxfold[{framework}]"'
+        raise MissingExtraError(f"as_={framework!r} needs {error.name}, which is not installed: {extra}") from error
+    return getattr(package, function)(messages)
 
 
 def _prompts(system: object) -> tuple[str, ...] | None:
