@@ -98,11 +98,15 @@ class MessageConflictError(MessageError):
 
 
 class ImportLineError(_CarryingError, MessageError):
-    """A line of a file cannot be imported, so nothing was imported. `line` counts from 1."""
+    """A line of a file cannot be imported, so nothing was imported. `line` counts from 1.
 
-    def __init__(self, line: int, problem: str) -> None:
-        super().__init__(f"line {line}: {problem} (nothing was imported)")
+    With the unit "item" it is the place in the file's array.
+    """
+
+    def __init__(self, line: int, problem: str, unit: str = "line") -> None:
+        super().__init__(f"{unit} {line}: {problem} (nothing was imported)")
         self.line = line
+        self.problem = f"{unit} {line}: {problem}"
 
 
 class BudgetError(CtxError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import timedelta
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.progress import Progress, track
+from rich.progress import Progress, TaskID, track
 from rich.table import Table
 from rich.text import Text
 
@@ -37,9 +38,12 @@ from ctxfold.cli.common import (
 from ctxfold.connect import LineCodec, named_provider, open_backend
 from ctxfold.engine.erase import Erasure
 from ctxfold.engine.retention import Pruned, Retention
-from ctxfold.errors import ConfigError, MessageNotFoundError, SessionNotFoundError
+from ctxfold.errors import ConfigError, ImportLineError, MessageError, MessageNotFoundError, SessionNotFoundError
+from ctxfold.history.prompt_safety import neutral
 from ctxfold.protocols import Store, UuidIds, Wire
 from ctxfold.session.files import Zone, file_rules, parse_lines
+from ctxfold.transcripts.conversation import Conversation
+from ctxfold.transcripts.reading import MESSAGES, read_transcripts, transcript_format
 
 Zones = ("all", "window", "immutable", "compressed", "incremental")
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
@@ -130,16 +134,37 @@ def export(
 
 def import_(
     name: Name,
-    file: Annotated[Path, typer.Argument(help="JSON lines: an export, or messages in a provider's format")],
+    file: Annotated[
+        Path, typer.Argument(help="an export of ctxfold, or what another program wrote; also a zip archive")
+    ],
     store: StoreUrl,
     owner: Owner = OWNER,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="FORMAT",
+            help="messages (JSON lines of ctxfold or in a provider's format), or the format of another program, such as chatgpt",
+        ),
+    ] = "auto",
     context_window: Annotated[
         int | None, typer.Option("--context-window", min=1, help="in tokens, for a new session when the file sets none")
     ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="leave out conversations that cannot be read, and name them")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Import messages, all or none. A missing session is created; a whole session can only be imported into a new one."""
+    """Import messages, all or none. A missing session is created; a whole session can only be imported into a new one.
+
+    A file of another program with several conversations fills a session for each, named SESSION/TITLE and the end of its id.
+    """
     with within(as_json=as_json):
+        if form == "auto":
+            form = transcript_format(file)
+        if form != MESSAGES:
+            _import_transcripts(name, file, store, owner, form, context_window, skip_bad=skip_bad, as_json=as_json)
+            return
         with opened(store, new=True) as place:
             new = name not in place.sessions(owner)
         rules: dict[str, Any] = file_rules(file) if new else {}
@@ -154,6 +179,66 @@ def import_(
                 count = context.files.import_jsonl(file)
             payload = {"session": name, "messages": count}
             print_result(payload, f"{count} messages into {shown(name)}", as_json=as_json)
+
+
+def _import_transcripts(
+    name: str, file: Path, url: str, owner: str, form: str, context_window: int | None, *, skip_bad: bool, as_json: bool
+) -> None:
+    """Reads the file twice: to check it whole, and to write one conversation after the other."""
+    refused: list[str] = []
+    with Progress(console=progress(), transient=True) as bar:
+        tasks = [bar.add_task(text, total=None) for text in (f"checking ({form})", "importing")]
+
+        def conversations(task: TaskID, on_refused: Callable[[ImportLineError], None]) -> Iterator[Conversation]:
+            def report(done: int, size: int) -> None:
+                bar.update(task, completed=done, total=size)
+
+            found = read_transcripts(file, format=form, on_progress=report, on_refused=on_refused if skip_bad else None)
+            return (conversation for conversation in found if conversation.messages)
+
+        count = sum(1 for _ in conversations(tasks[0], lambda error: refused.append(error.problem)))
+        with opened(url, new=True) as place:
+            names = set(place.sessions(owner))
+            done: dict[str, dict[str, Any]] = {}
+            for conversation in conversations(tasks[1], lambda error: None):
+                target = name if count == 1 else _session_name(name, conversation, done)
+                if target not in names and context_window is None:
+                    raise ConfigError(f"session {target!r} is new: give --context-window")
+                rules = {} if context_window is None else {"context_window": context_window}
+                with session_in(place, target, owner, create=target not in names, **rules) as context:
+                    try:
+                        added = context.files.import_conversation(conversation)
+                    except MessageError as error:
+                        if not skip_bad:
+                            raise
+                        refused.append(str(error))
+                        continue
+                row = {"session": target, "title": conversation.title, "id": conversation.id, "messages": added}
+                done[target] = {**row, "branches": conversation.branches, "left_out": dict(conversation.left_out)}
+    total = sum(row["messages"] for row in done.values())
+    for problem in refused:
+        progress().print(f"left out: {shown(problem)}", markup=False, soft_wrap=True)
+    payload = {"session": name, "format": form, "messages": total, "sessions": [*done.values()], "refused": refused}
+    where = shown(name) if count == 1 else f"{len(done)} sessions, {shown(name)}/..."
+    print_result(
+        payload, "\n".join([f"{total} messages into {where} ({form})", *_left_out(done.values())]), as_json=as_json
+    )
+
+
+def _session_name(name: str, conversation: Conversation, taken: Collection[str]) -> str:
+    """Returns a name that the conversation has in every import of it: its title, and the end of its id or its number."""
+    title = neutral(" ".join(conversation.title.split())).replace("/", "-")[:60].strip()
+    mark = conversation.id[-8:] or str(conversation.number)
+    found = f"{name}/{title} {mark}" if title else f"{name}/{mark}"
+    return f"{found} {conversation.number}" if found in taken else found
+
+
+def _left_out(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns what was left out, in words, added up."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts += Counter({"other branches": row["branches"], **row["left_out"]})
+    return [f"left out: {'; '.join(f'{number} {what}' for what, number in counts.items())}"] if counts else []
 
 
 def erase(

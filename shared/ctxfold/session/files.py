@@ -56,6 +56,7 @@ from ctxfold.messages import Message, content_key, validated
 from ctxfold.protocols import Ports, Store
 from ctxfold.session.handle import SessionPart
 from ctxfold.state import Session
+from ctxfold.transcripts.conversation import Conversation
 from ctxfold.validation import as_dict, json_problem
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
@@ -69,12 +70,13 @@ Json: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a file: its number, its message, and the records that it carries, its own among them."""
+    """A line of a file: its number, its message, and the records that it carries, its own among them; `at_s` in Unix time."""
 
     number: int
     message: Message
     records: tuple[Json, ...] = ()
     pinned: bool = False
+    at_s: float | None = None
 
 
 class SessionFiles(SessionPart):
@@ -103,14 +105,39 @@ class SessionFiles(SessionPart):
         lines = parse_lines(path, LineCodec(self._ports.backend), engine.ports.ids.new)
         if has_log(lines):
             return len((yield from load_log(engine, key, log_of(lines))))
-        session = yield from self._session.open()
-        messages = yield from _append(engine, session, lines)
-        if messages:
-            engine.events.emit(SessionLoaded(key.session, messages))
-            yield from engine.fitter.maintain(session, session.stage())
-        return len(messages)
+        return (yield from self._add_lines((yield from self._session.open()), lines))
 
     aimport_jsonl = async_method(import_jsonl)
+
+    @sync_method
+    def import_conversation(self, conversation: Conversation) -> Flow[int]:
+        """Stores a conversation that `read_transcripts` gave, at the times of its messages; returns how many were new.
+
+        One that has grown since it was imported adds what is new. Raises MessageConflictError when it went on from an earlier
+        message meanwhile; nothing is stored then.
+        """
+        session = yield from self._session.open()
+        pairs = zip(conversation.messages, conversation.times_s, strict=True)
+        lines = [Line(number, message, at_s=at_s) for number, (message, at_s) in enumerate(pairs, 1)]
+        names = yield from _new_names(session, lines)
+        known = [line.number for line in lines if line.message.id not in names]
+        newest = [entry.id for entry in session.view()][-1:]
+        if known and names and (len(known) != max(known) or newest != [lines[len(known) - 1].message.id]):
+            raise MessageConflictError(
+                f"session {session.key.session!r} has {len(known)} messages of this conversation, which went another way since: "
+                "import it into a new session (nothing was imported)"
+            )
+        return (yield from self._add_lines(session, lines))
+
+    aimport_conversation = async_method(import_conversation)
+
+    def _add_lines(self, session: Session, lines: Sequence[Line]) -> Flow[int]:
+        engine = self._session.engine
+        messages = yield from _append(engine, session, lines)
+        if messages:
+            engine.events.emit(SessionLoaded(session.key.session, messages))
+            yield from engine.fitter.maintain(session, session.stage())
+        return len(messages)
 
     @sync_method
     def save_snapshot(self, path: str | os.PathLike[str]) -> Flow[None]:
@@ -392,9 +419,11 @@ def _append(engine: Engine, session: Session, lines: Sequence[Line]) -> Flow[tup
         pins = [line.message.id for line in lines if line.pinned]
         _check_pins(engine, session, lines)
         drafts: list[Draft] = [session.closing(turn, "completed") for turn in turns[:-1]]
-        for message, shown in sized([x.message for x in fresh], rules=session.rules(), counter=engine.ports.counter):
+        pairs = sized([x.message for x in fresh], rules=session.rules(), counter=engine.ports.counter)
+        for (message, shown), line in zip(pairs, fresh, strict=True):
             turn = None if message.visibility == "user" else place
-            drafts.append(session.draft(MessageAdded(message, shown), turn_id=turn, record_id=names[message.id]))
+            draft = session.draft(MessageAdded(message, shown), turn_id=turn, record_id=names[message.id])
+            drafts.append(draft if line.at_s is None else replace(draft, at_s=line.at_s))
         if place is not None:
             drafts.append(session.closing(place, "completed"))
         if pins:

@@ -1,0 +1,114 @@
+"""Defines read_transcripts, which reads the conversations that other programs keep, one after the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeAlias
+
+from ctxfold.errors import ConfigError, ImportLineError
+from ctxfold.transcripts.chat_exports import chatgpt, claude_ai
+from ctxfold.transcripts.coding_agents import claude_code, codex, gemini_cli
+from ctxfold.transcripts.conversation import Conversation, Numbered, Row, numbered, words
+from ctxfold.transcripts.values import file_values
+from ctxfold.validation import as_dict, is_a
+
+MESSAGES = "messages"
+_MESSAGE = words("content ctxfold output parts role tool_calls")  # fields of a line that is a message
+_LOOKED_AT = 200  # values of a file among which one has to show its format
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format: all `required` fields are in one of its values, or one of `marks`; `usual` ones tell what a file resembles.
+
+    It has a reader of each value, or of the whole file.
+    """
+
+    required: str
+    usual: str
+    each: Callable[[int, Row], Conversation] | None = None
+    whole: Callable[[Numbered], Iterable[Conversation]] | None = None
+    marks: str = ""
+
+    def recognises(self, value: Row) -> bool:
+        return value.keys() >= words(self.required) or not words(self.marks).isdisjoint(value)
+
+    def resembled(self, value: Row) -> int:
+        return len(value.keys() & words(f"{self.required} {self.marks} {self.usual}"))
+
+
+FORMATS: Mapping[str, Format] = {
+    "chatgpt": Format("mapping", "title create_time current_node conversation_id", chatgpt),
+    "claude-ai": Format("chat_messages", "uuid name created_at updated_at account", claude_ai),
+    "codex": Format("timestamp type payload", "ordinal", whole=codex),
+    "gemini-cli": Format(
+        "sessionId projectHash", "messages startTime lastUpdated", whole=gemini_cli, marks="$set $rewindTo"
+    ),
+    "claude-code": Format("type sessionId", "uuid message timestamp", whole=claude_code, marks="parentUuid leafUuid"),
+}
+
+
+def read_transcripts(
+    path: str | os.PathLike[str],
+    *,
+    format: str = "auto",
+    on_progress: Progress | None = None,
+    on_refused: Callable[[ImportLineError], None] | None = None,
+) -> Iterator[Conversation]:
+    """Yields the conversations of a file, or of a zip archive with conversations.json, in the memory of the largest of them.
+
+    `format` is one of `FORMATS`; "auto" recognises it. `on_progress` is called with the bytes that were read, and with all.
+    Raises ImportLineError for a damaged or unknown line or conversation, by its number, with the format that it resembles; with
+    `on_refused`, a conversation that cannot be read is given there and left out.
+    """
+    chosen = transcript_format(path) if format == "auto" else format
+    if chosen not in FORMATS:
+        raise ConfigError(
+            f"format is {chosen!r}: use auto, {', '.join(FORMATS)}; lines of messages go to files.import_jsonl"
+        )
+    form, values = FORMATS[chosen], _objects(path, chosen, on_progress)
+    if form.whole is not None:
+        yield from form.whole((number, value) for number, _, value in values)
+    for number, unit, value in values if form.each else ():
+        try:
+            with numbered(number, chosen, unit):
+                conversation = form.each(number, value) if form.each else None
+        except ImportLineError as error:
+            if on_refused is None:
+                raise
+            on_refused(error)
+        else:
+            if conversation is not None:
+                yield conversation
+
+
+def transcript_format(path: str | os.PathLike[str]) -> str:
+    """Returns the format of a file, "messages" for lines that `files.import_jsonl` reads.
+
+    Raises ImportLineError for one that is not known, with the format that it resembles most.
+    """
+    first: tuple[int, str, Row] | None = None
+    for number, unit, value in islice(file_values(path), _LOOKED_AT):
+        row = as_dict(value)
+        first = first or (number, unit, row)
+        found = next((name for name, form in FORMATS.items() if form.recognises(row)), None)
+        if found is not None or (unit == "line" and row.keys() & _MESSAGE):
+            return found or MESSAGES
+    if first is None:
+        raise ConfigError(f"{path} is empty: give the file that the other program wrote")
+    number, unit, row = first
+    closest = max(FORMATS, key=lambda name: FORMATS[name].resembled(row))
+    resembled = f"resembles {closest} most" if FORMATS[closest].resembled(row) else "resembles none"
+    problem = f"its format is not known (it {resembled}; fields: {', '.join(row) or 'none'}): name it, one of "
+    raise ImportLineError(number, problem + ", ".join(FORMATS), unit)
+
+
+def _objects(path: str | os.PathLike[str], form: str, on_progress: Progress | None) -> Iterator[tuple[int, str, Any]]:
+    for number, unit, value in file_values(path, on_progress):
+        if not is_a(value, dict):
+            raise ImportLineError(number, f"it is no object, as each of {form} is: {str(value)[:60]!r}", unit)
+        yield number, unit, value

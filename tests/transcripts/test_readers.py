@@ -1,0 +1,207 @@
+"""Transcripts of other programs: each text once, in order, with its calls; what is left out is counted; nothing is emptied."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ctxfold import ConfigError, MediaPart, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from ctxfold.errors import ImportLineError, MessageConflictError
+from ctxfold.transcripts.conversation import Conversation
+from ctxfold.transcripts.reading import read_transcripts, transcript_format
+from tests.support.driven import context
+from tests.transcripts.samples import (
+    CLAUDE_PARALLEL,
+    SAMPLES,
+    Sample,
+    chat,
+    claude,
+    lines,
+    node,
+)
+
+
+def told(conversation: Conversation) -> list[str]:
+    """Each message as `speaker: text`, reasoning in round brackets, media in square ones behind the text."""
+    found: list[str] = []
+    for message in conversation.messages:
+        said: list[str] = []
+        for part in sorted(message.parts, key=lambda part: isinstance(part, MediaPart)):
+            match part:
+                case TextPart():
+                    said.append(part.text.strip())
+                case ReasoningPart():
+                    said.append(f"({part.text})")
+                case ToolCallPart():
+                    said.append(f"{part.name}({part.arguments})")
+                case ToolResultPart():
+                    said.append(part.content)
+                case MediaPart():
+                    said.append(f"[{part.kind}]")
+                case _:
+                    raise AssertionError(part)
+        found.append(f"{message.role}: {' '.join(said)}".strip())
+    return found
+
+
+def written(folder: Path, text: str, name: str = "file") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: f"{s.format}: {s.name}")
+def test_a_sample_is_read_as_it_was_said(sample: Sample, tmp_path: Path) -> None:
+    path = written(tmp_path, sample.text)
+    assert transcript_format(path) == sample.format
+    found = list(read_transcripts(path))
+    assert [told(c) for c in found] == list(sample.told)
+    first = found[0]
+    assert (first.format, first.title, first.branches) == (sample.format, sample.title, sample.branches)
+    assert dict(first.left_out) == (sample.left_out or {})
+    assert [c.messages for c in read_transcripts(path, format=sample.format)] == [c.messages for c in found], "ids stay"
+    assert len({m.id for m in first.messages}) == len(first.messages)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: f"{s.format}: {s.name}")
+def test_a_file_that_is_cut_off_is_refused_by_its_number(sample: Sample, tmp_path: Path) -> None:
+    """Everywhere: within a text, behind a value, and before the end of an array; what is cut at a line's end is whole."""
+    text = sample.text.rstrip()
+    for share in (0.35, 0.6, 0.97):
+        path = written(tmp_path, text[: int(len(text) * share)])
+        with pytest.raises(ImportLineError, match=r"^(line|item) \d+: .*nothing was imported") as caught:
+            list(read_transcripts(path, format=sample.format))
+        assert caught.value.line >= 1
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: f"{s.format}: {s.name}")
+def test_each_sample_goes_into_a_session_at_its_times(sample: Sample, tmp_path: Path) -> None:
+    for number, conversation in enumerate(read_transcripts(written(tmp_path, sample.text))):
+        with context(context_window=100_000) as ctx:
+            assert ctx.files.import_conversation(conversation) == len(conversation.messages)
+            assert ctx.files.import_conversation(conversation) == 0
+            assert tuple(ctx.messages()) == conversation.messages
+            entries = ctx.view()
+            known = [t for t in conversation.times_s if t is not None]
+            assert [e.at_s for e in entries][: len(known)] == known, number
+
+
+def test_a_reply_on_several_lines_has_one_usage(tmp_path: Path) -> None:
+    conversation = next(read_transcripts(written(tmp_path, CLAUDE_PARALLEL.text)))
+    usages = [m.usage for m in conversation.messages if m.usage is not None]
+    assert [(u.input_tokens, u.output_tokens, u.cache_read_tokens) for u in usages] == [(304, 9, 200)] * 2
+    assert [m.id for m in conversation.messages if m.usage] == ["a5", "a6"], (
+        "the reply goes on behind its first results"
+    )
+
+
+def test_a_session_that_grew_adds_what_is_new_and_one_that_was_rewound_is_refused(tmp_path: Path) -> None:
+    rows = [claude("u1", None, "user", "One."), claude("a1", "u1", "assistant", [{"type": "text", "text": "Two."}])]
+    more = [claude("u2", "a1", "user", "Three."), claude("a2", "u2", "assistant", [{"type": "text", "text": "Four."}])]
+    with context() as ctx:
+        for wanted, lined in ((2, rows), (2, [*rows, *more])):
+            conversation = next(read_transcripts(written(tmp_path, lines(*lined))))
+            assert ctx.files.import_conversation(conversation) == wanted
+        before = ctx.messages()
+        rewound = [*rows, *more, claude("u3", "a1", "user", "Another.")]
+        first = [
+            claude("u0", None, "user", "Zero."),
+            *({**row, "parentUuid": row["parentUuid"] or "u0"} for row in rows),
+        ]
+        for changed in (rewound, first):
+            conversation = next(read_transcripts(written(tmp_path, lines(*changed))))
+            with pytest.raises(MessageConflictError, match="2 messages of this conversation"):
+                ctx.files.import_conversation(conversation)
+        assert ctx.messages() == before
+
+
+def test_a_damaged_line_is_named_with_the_format_that_it_resembles(tmp_path: Path) -> None:
+    good = [claude("u1", None, "user", "One."), claude("a1", "u1", "assistant", [{"type": "text", "text": "Two."}])]
+    for bad, problem in (
+        ({**good[1], "uuid": None}, "no text in its field 'uuid'"),
+        ({**good[1], "type": "answer"}, "unknown type 'answer'.*Two"),
+        ({**good[1], "message": {"role": "assistant", "text": "Two."}}, "a field 'text' that is not known"),
+        ({**good[1], "message": {"role": "assistant", "content": [{"type": "text", "body": "Two."}]}}, "'text'"),
+        (
+            {**good[1], "message": {"role": "assistant", "content": [{"type": "note", "text": "Two more words."}]}},
+            "type 'note'",
+        ),
+    ):
+        with pytest.raises(ImportLineError, match=rf"(?s)line 2: .*claude-code.*{problem}") as caught:
+            list(read_transcripts(written(tmp_path, lines(good[0], bad))))
+        assert caught.value.line == 2
+    damaged = written(tmp_path, f'{json.dumps(good[0])}\n\n{{"type": "user", "message: 1}}\n{json.dumps(good[1])}\n')
+    with pytest.raises(ImportLineError, match="line 3: it is not JSON"):
+        list(read_transcripts(damaged))
+
+
+def test_a_conversation_that_cannot_be_read_is_refused_or_left_out(tmp_path: Path) -> None:
+    rows = [
+        chat("One", "u1", node("r", None), node("u1", "r", "user", "A.")),
+        chat(
+            "Two",
+            "u1",
+            node("r", None),
+            node("u1", "r", "user", {"content_type": "hologram", "layers": ["Some words."]}),
+        ),
+        chat("Three", "gone", node("r", None)),
+        chat("Four", "u1", node("r", None), node("u1", "r", "user", "D.")),
+    ]
+    path = written(tmp_path, json.dumps(rows))
+    with pytest.raises(ImportLineError, match=r"item 2: it resembles chatgpt, but .*hologram") as caught:
+        list(read_transcripts(path))
+    assert caught.value.line == 2
+    refused: list[ImportLineError] = []
+    assert [c.title for c in read_transcripts(path, on_refused=refused.append)] == ["One", "Four"]
+    assert [error.line for error in refused] == [2, 3]
+
+
+def test_an_archive_with_numbered_files_and_one_within_another(tmp_path: Path) -> None:
+    first, second = (json.dumps([chat(n, "u1", node("r", None), node("u1", "r", "user", n))]) for n in ("One", "Two"))
+    inner = tmp_path / "conversations-002.zip"
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr(
+            "conversations.json", json.dumps([chat("Three", "u1", node("r", None), node("u1", "r", "user", "3"))])
+        )
+    path = tmp_path / "export.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("export/conversations-001.json", second)
+        archive.writestr("export/conversations-000.json", first)
+        archive.writestr("export/chat.html", "<html>")
+        archive.write(inner, "conversations-002.zip")
+    assert transcript_format(path) == "chatgpt"
+    read: list[tuple[int, int]] = []
+    found = list(read_transcripts(path, on_progress=lambda done, total: read.append((done, total))))
+    assert sorted(c.title for c in found) == ["One", "Three", "Two"]
+    assert [c.number for c in found] == [1, 2, 3]
+    assert all(0 < done <= total for done, total in read)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("notes.txt", "nothing")
+    with pytest.raises(ConfigError, match=r"no conversations\.json.*notes\.txt"):
+        transcript_format(path)
+
+
+def test_what_is_no_transcript(tmp_path: Path) -> None:
+    for text, kind, problem in (
+        ("", ConfigError, "is empty"),
+        ("words that are no JSON", ImportLineError, "line 1: it is not JSON"),
+        ('{"title": "x", "current_node": "y", "tree": {}}', ImportLineError, "resembles chatgpt most.*name it"),
+        ('{"a": 1}', ImportLineError, "resembles none"),
+        ("[1, 2]", ImportLineError, "item 1: .*fields: none"),
+        ('[{"messages": {}}] 1', ImportLineError, "more behind the file's array"),
+        ('{"mapping": ' + "[" * 100_000, ImportLineError, "nested too deeply"),
+        ("(\udce9", ImportLineError, "not UTF-8"),
+        ("(\udcb5/\udcfd and more", ConfigError, "zstd -d"),
+    ):
+        path = tmp_path / "file"
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(kind, match=rf"(?s){problem}"):
+            list(read_transcripts(path))
+    with pytest.raises(ConfigError, match="format is 'pdf': use auto, chatgpt"):
+        list(read_transcripts(path, format="pdf"))
+    assert transcript_format(written(tmp_path, '{"role": "user", "content": "x"}')) == "messages"
+    with pytest.raises(ConfigError, match=r"files\.import_jsonl"):
+        list(read_transcripts(path, format="messages"))
