@@ -8,7 +8,7 @@ WORKERS ?= 3
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest test-oldest-llamaindex test-newest lint types size bench notebooks docs hosts dist sbom audit clean
+.PHONY: help setup demo test test-oldest test-oldest-llamaindex test-newest lint types size bench notebooks docs hosts recipes dist sbom audit clean
 
 help:  ## show this list
 	@grep -hE '^[a-z%-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -68,6 +68,12 @@ hosts: setup  ## agents on LangGraph's own server, in an environment of its own:
 	.venv/$@/bin/python -m pip install --quiet --upgrade -e ".[langchain]" "langgraph-cli[inmem]" langchain-openai
 	@.venv/$@/bin/python -m pip list 2>/dev/null | grep -E "^lang(graph|chain)"
 	@.venv/$@/bin/python -m tests.hosts.langgraph_server $(ARGS)
+
+recipes: setup  ## the programs of docs/recipes.md on FastAPI, Streamlit, Chainlit, LangGraph and LlamaIndex, in an environment of their own
+	@test -x .venv/$@/bin/python || $(PYTHON) -m venv .venv/$@
+	.venv/$@/bin/python -m pip install --quiet --upgrade -e ".[langchain,llamaindex,postgres]" fastapi uvicorn streamlit chainlit \
+		"python-socketio[client]" langchain-openai langgraph-checkpoint-postgres llama-index-llms-ollama
+	@.venv/$@/bin/python tests/hosts/recipes.py $(ARGS)
 
 lint: setup  ## ruff, formatting, import contracts
 	$(BIN)/ruff check .

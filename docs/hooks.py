@@ -25,7 +25,11 @@ LITERAL_MARK: Final = re.compile(r"(?:\A|\n)\s*(?:[-*+]|\d+\.) .{0,40}")
 TEXTS: Final = re.compile(r"<(?:p|li|dd)\b[^>]*>(.*?)</(?:p|li|dd)>", re.DOTALL)
 PRE: Final = re.compile(r"<pre.*?</pre>", re.DOTALL)
 UNSEARCHED: Final = ("decisions/", "changelog.md", "contributing.md")  # whoever looks for these knows where they are
-REFERENCE_BOOST: Final = 0.4  # a guide comes before the list of every name
+# a guide comes before the list of every name, and the first pages before the others
+BOOSTS: Final = {
+    ("reference", "architecture", "scaling"): 0.4,
+    ("index", "tutorials", "recipes", "langchain", "llamaindex", "migration"): 2.0,
+}
 log = logging.getLogger("mkdocs.hooks.ctxfold")  # below "mkdocs", whose warnings stop a strict build
 pages: dict[str, tuple[str, str]] = {}
 
@@ -71,8 +75,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     name = page.file.src_uri
     if name.startswith(UNSEARCHED):
         page.meta["search"] = {"exclude": True}
-    elif name.startswith("reference"):
-        page.meta["search"] = {"boost": REFERENCE_BOOST}
+    elif boost := next((value for pages, value in BOOSTS.items() if name.startswith(pages)), None):
+        page.meta["search"] = {"boost": boost}
     for block in BLOCK.findall(markdown):
         for line in block.splitlines() if name not in BORROWED else ():
             if len(line) > CODE_COLUMNS:
