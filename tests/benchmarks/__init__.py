@@ -29,5 +29,6 @@ SHOWS = (
     "scale",
     "checkpoints",
     "conformance",
+    "memories",
     "answers",
 )

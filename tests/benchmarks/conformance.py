@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ def run(*, quick: bool = False) -> list[Sheet]:
     return [*sheets, _cachebench_sheet(_printed(newer, "conformance_cachebench", *options))]
 
 
-def environment(name: str, requirement: str, python: str) -> Path:
-    """Returns the interpreter of an environment with ctxfold and the package, which is made where it is missing."""
+def environment(name: str, requirement: str | Sequence[str], python: str) -> Path:
+    """Returns the interpreter of an environment with ctxfold and the packages, which is made where it is missing."""
     found = ROOT / ".venv" / name / "bin" / "python"
     if not found.exists():
         subprocess.run([python, "-m", "venv", str(found.parents[1])], check=True)
-    install = [str(found), "-m", "pip", "install", "--quiet", "-e", str(ROOT), requirement]
+    wanted = [requirement] if isinstance(requirement, str) else requirement
+    install = [str(found), "-m", "pip", "install", "--quiet", "-e", str(ROOT), *wanted]
     subprocess.run(install, check=True, stderr=subprocess.DEVNULL)
     return found
 
