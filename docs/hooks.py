@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import logging
 import re
 import runpy
@@ -41,20 +42,43 @@ def on_files(files: Any, config: Any) -> Any:
     for name, path in BORROWED.items():
         files.append(File.generated(config, name, content=path.read_text(encoding="utf-8")))
     for package, about in PACKAGES.items():
-        files.append(File.generated(config, f"reference/{package}.md", content=reference(package, about)))
+        for name, content in reference(package, about).items():
+            files.append(File.generated(config, f"reference/{name}.md", content=content))
     return files
 
 
-def reference(package: str, about: str) -> str:
-    """Returns the page of a package's public names, each as an instruction to mkdocstrings."""
+def reference(package: str, about: str) -> dict[str, str]:
+    """Returns a package's pages: the list of its public names, one for each class, and those of errors, events and functions."""
     for place in (str(ROOT / "shared"), str(ROOT)):
         if place not in sys.path:
             sys.path.insert(0, place)
     module = importlib.import_module(package)
     where = _homes(package)
-    names = [*sorted(module.__all__, key=str.casefold), *sorted(where.keys() - {*module.__all__}, key=str.casefold)]
-    blocks = [f"::: {where[name]}.{name}" for name in names]
-    return f"# `{package}`\n\n{about}\n\n" + "\n\n".join(blocks) + "\n"
+    front = sorted(where.keys() & {*module.__all__}, key=str.casefold)
+    grouped: dict[str, list[str]] = {}
+    lists: list[str] = []
+    for heading, names in (("In front", front), ("By module", sorted(where.keys() - {*front}, key=str.casefold))):
+        lists += [f"## {heading}", "", "| name | what it is |", "|---|---|"]
+        for name in names:
+            found = getattr(importlib.import_module(where[name]), name)
+            page = _page_of(name, found, where[name])
+            grouped.setdefault(page, []).append(name)
+            words = (inspect.getdoc(found) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            words = words if inspect.isclass(found) or inspect.isroutine(found) else f"in `{where[name]}`"
+            lists.append(f"| [`{name}`]({package}/{page}.md#{where[name]}.{name}) | {words} |")
+        lists.append("")
+    made = {package: "\n".join([f"# `{package}`", "", about, "", *lists])}
+    for page, names in grouped.items():
+        title = f"`{page}`" if page in names else f"`{package}`: {page}"
+        blocks = [f"::: {where[name]}.{name}" for name in names]
+        made[f"{package}/{page}"] = "\n\n".join([f"# {title}", *blocks]) + "\n"
+    return made
+
+
+def _page_of(name: str, found: object, module: str) -> str:
+    if module.endswith((".errors", ".events")):
+        return module.rpartition(".")[2]
+    return name if inspect.isclass(found) else "functions"
 
 
 def _homes(package: str) -> dict[str, str]:
