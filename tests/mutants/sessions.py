@@ -15,6 +15,78 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
+        "cli/ui_server.py",
+        (
+            "the_page_opens_without_its_token",
+            "if not secrets.compare_digest(known.encode(), self._token) or not allowed:",
+            "if not allowed:",
+            "cli/test_ui.py::test_only_who_has_the_token",
+        ),
+        (
+            "the_page_opens_under_any_name",
+            "allowed = host in self._hosts and (",
+            "allowed = bool(host) and (",
+            "cli/test_ui.py::test_a_name_that_was_bound_anew_is_refused",
+        ),
+        (
+            "another_page_changes_a_session",
+            'request.headers.get("origin") == f"http://{host}"',
+            "True",
+            "cli/test_ui.py::test_changes_come_from_its_own_pages_alone",
+        ),
+        (
+            "a_form_needs_no_token",
+            'if not secrets.compare_digest(form.get("token", "").encode(), self._token.encode()):',
+            "if False:",
+            "cli/test_ui.py::test_changes_come_from_its_own_pages_alone",
+        ),
+        (
+            "one_owners_page_shows_the_others",
+            'if self._owner is not None and place.owner not in ("", self._owner):',
+            "if False:",
+            "cli/test_ui.py::test_one_owner_alone",
+        ),
+        (
+            "a_picture_may_hold_scripts",
+            "if data is None or data[0] not in IMAGES:",
+            "if data is None:",
+            "cli/test_ui.py::test_pictures_are_served_and_nothing_that_runs",
+        ),
+        (
+            "an_open_page_keeps_the_server",
+            "while not self.stopping() and not",
+            "while not",
+            "cli/test_ui.py::test_ctrl_c_ends_it_also_with_a_page_open",
+        ),
+        (
+            "a_change_before_the_feed_opens_is_lost",
+            'place, seen = self._place(request.query_params), request.query_params.get("seen", "")',
+            'place, seen = self._place(request.query_params), ""',
+            "cli/test_ui.py::test_another_process_s_write_is_told_within_a_second",
+        ),
+    ),
+    *of(
+        "cli/ui_pages.py",
+        (
+            "a_text_is_markup",
+            "<p>{images}{tool}{escape(row.text)}</p>",
+            "<p>{images}{tool}{row.text}</p>",
+            "cli/test_ui.py::test_hostile_texts_stay_texts",
+        ),
+        (
+            "a_whole_list_is_one_page",
+            "found[(page - 1) * ROWS : page * ROWS]",
+            "found",
+            "cli/test_ui.py::test_pages_of_a_thousand_messages_are_small_and_cheap",
+        ),
+        (
+            "what_gave_way_was_compacted",
+            "if block.reference in later.gave_way",
+            "if False",
+            "cli/test_ui.py::test_the_difference_of_two_windows",
+        ),
+    ),
+    *of(
         "inspect/explain.py",
         (
             "what_gave_way_is_told_as_sent",

@@ -9,6 +9,7 @@ import typer
 
 from ctxfold.cli.mcp import mcp
 from ctxfold.cli.reading import doctor, inspect, search, sessions, show, watch, window
+from ctxfold.cli.ui import ui
 from ctxfold.cli.writing import compact, erase, export, fork, import_, memory, prune, undo
 
 app = typer.Typer(
@@ -20,7 +21,7 @@ app = typer.Typer(
 )
 reading = (sessions, show, window, search, inspect)
 writing = (compact, undo, fork, export, import_, erase, prune)
-for command in (*reading, *writing, watch, mcp, doctor):
+for command in (*reading, *writing, watch, ui, mcp, doctor):
     app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(memory, name="memory")
 

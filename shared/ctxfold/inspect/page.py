@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -62,6 +62,7 @@ CHART_STYLE = """
 """
 HEIGHT = 1_000  # of the drawing, in its own units
 MOST_COLUMNS = 600  # of the curves: more turns share a column
+MOST_LINKS = 120  # of the chart whose columns are links
 MOST_ROWS = 500  # of the table
 TEXTS = ("when (UTC)", "what")  # columns of the table that hold no numbers
 REPORTED = ("cached", "input", "output")
@@ -88,15 +89,30 @@ def chart_html(turns: Sequence[Row], budget_tokens: int) -> str:
     """Returns the charts and, folded, their figures as a table; a sentence where no turn has ended yet."""
     if not turns:
         return "<p>No turn has ended yet: there is nothing to draw.</p>"
-    size = math.ceil(len(turns) / MOST_COLUMNS)
-    columns = [_Column(tuple(turns[i : i + size])) for i in range(0, len(turns), size)]
+    columns = _columns(turns, MOST_COLUMNS)
     drawn = [_window_chart(columns, budget_tokens)]
     if any(t["usage"] is not None for t in turns):
         drawn.append(_reported_chart(columns))
     return "".join([*drawn, _figures(turns)])
 
 
-def _window_chart(columns: Sequence[_Column], budget_tokens: int) -> str:
+def window_chart(turns: Sequence[Row], budget_tokens: int, link: Callable[[Row], str]) -> str:
+    """Returns the chart of the windows alone; each column leads to where `link` says for its turn with the largest window."""
+    columns = _columns(turns, MOST_LINKS)
+    links = "".join(
+        f'<a href="{escape(link(column.largest))}"><rect x="{place}" width="1" height="{HEIGHT}" fill="transparent">'
+        f"<title>{column.name}: {_window_tokens(column.largest):,} tokens</title></rect></a>"
+        for place, column in enumerate(columns)
+    )
+    return _window_chart(columns, budget_tokens, links)
+
+
+def _columns(turns: Sequence[Row], most: int) -> list[_Column]:
+    size = math.ceil(len(turns) / most)
+    return [_Column(tuple(turns[i : i + size])) for i in range(0, len(turns), size)]
+
+
+def _window_chart(columns: Sequence[_Column], budget_tokens: int, links: str = "") -> str:
     shown = [z for z in ZONES if any(c.largest[f"{z}_tokens"] for c in columns)]
     stacks = [[int(c.largest[f"{z}_tokens"]) for z in shown] for c in columns]
     high = max(budget_tokens, *(sum(s) for s in stacks))
@@ -112,7 +128,7 @@ def _window_chart(columns: Sequence[_Column], budget_tokens: int) -> str:
         "Tokens in the newest request of each turn",
         description,
         columns,
-        _areas(shown, stacks, high) + budget,
+        _areas(shown, stacks, high) + budget + links,
         high,
         marks,
         [*keys, *mark_keys],
@@ -362,18 +378,27 @@ def window_html(report: Row) -> str:
 
 def page(report: Row) -> str:
     """Returns one self-contained HTML document; its policy allows no script but its own."""
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    title = escape(f"ctxfold: {report['window']['session']}")
     box = (
         '<p class="find"><input type="search" aria-label="search messages" placeholder="search messages">'
         " <output></output></p>"
     )
+    title = f"ctxfold: {report['window']['session']}"
+    return document(title, body(report, search=box), PAGE_STYLE, SCRIPT, policy_of(SCRIPT))
+
+
+def policy_of(script: str, *more: str) -> str:
+    """Returns the content security policy of a page: no script but this one, and nothing from outside."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return "; ".join(["default-src 'none'", "style-src 'unsafe-inline'", f"script-src 'sha256-{digest}'", *more])
+
+
+def document(title: str, content: str, style: str, script: str, policy: str) -> str:
+    """Returns a whole HTML document."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
-        f'<meta name="viewport" content="width=device-width,initial-scale=1"><title>{title}</title>'
-        f"<style>{PAGE_STYLE}</style></head><body>{body(report, search=box)}<script>{SCRIPT}</script></body></html>\n"
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><title>{escape(title)}</title>'
+        f"<style>{style}</style></head><body>{content}<script>{script}</script></body></html>\n"
     )
 
 
@@ -399,6 +424,15 @@ def _head(report: Row) -> str:
 
 def _window(report: Row, shown: Sequence[str]) -> str:
     """Returns the window in the order in which it is sent; `shown` are the whole texts of its blocks, or nothing."""
+    blocks = "".join(
+        _block(block, report["now_s"], shown[place] if place < len(shown) else None)
+        for place, block in enumerate(report["blocks"])
+    )
+    return f"{bar_html(report)}{blocks}{_prefix(report['prefix'])}"
+
+
+def bar_html(report: Row) -> str:
+    """Returns the zones of an explanation as a stacked bar with its key."""
     budget = int(report["budget_tokens"])
     free = max(0, budget - int(report["used_tokens"]))
     parts: dict[str, int] = {**report["zones"], "free": free, "reply": int(report["context_window"]) - budget}
@@ -415,20 +449,14 @@ def _window(report: Row, shown: Sequence[str]) -> str:
         if tokens
     )
     label = f"{report['used_tokens']} of {report['budget_tokens']} tokens"
-    blocks = "".join(
-        _block(block, report["now_s"], shown[place] if place < len(shown) else None)
-        for place, block in enumerate(report["blocks"])
-    )
-    return (
-        f'<div class="bar" role="img" aria-label="{label}">{bar}</div><p>{keys}</p>{blocks}{_prefix(report["prefix"])}'
-    )
+    return f'<div class="bar" role="img" aria-label="{label}">{bar}</div><p>{keys}</p>'
 
 
 def _block(block: Row, now_s: float, text: str | None) -> str:
     facts = (
         f"{block['tokens']:,} tokens",
         block["reference"],
-        _age(now_s, block["at_s"]),
+        age(now_s, block["at_s"]),
         block["why"],
         block["source"],
     )
@@ -502,7 +530,7 @@ def _message(message: Row) -> str:
     )
 
 
-def _age(now_s: float, at_s: float) -> str:
+def age(now_s: float, at_s: float) -> str:
     """Returns how long ago, in the largest unit that gives a number above one."""
     seconds = max(0.0, now_s - at_s)
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):

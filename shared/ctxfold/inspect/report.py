@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -31,11 +32,12 @@ from ctxfold.history.snapshot import stored_message
 from ctxfold.history.view import ZONES, WindowTokens, section_note
 from ctxfold.inspect.explain import Explanation, explain
 from ctxfold.inspect.page import body, page, time_text
-from ctxfold.messages import Message, Usage
+from ctxfold.messages import Message, Usage, is_final
 from ctxfold.policy.prices import CostLine, Prices, cost
 from ctxfold.protocols import Store
+from ctxfold.retrieval.loss import says_missing
 from ctxfold.state import Session
-from ctxfold.tokens.media import shown_text
+from ctxfold.tokens.media import images_of, shown_text
 
 CHECKPOINT_EVERY = 500  # records; an undo is folded again from the checkpoint before what it undid
 
@@ -49,7 +51,8 @@ class TurnFigures:
     `usage` sums what providers reported for the turn's replies and summaries, None when they reported nothing. `cost` is its
     price, None without prices. `breaks` says why the next request could not begin with the one before. `open` marks the last row
     where a turn is open, or no turn has ended since the window changed. `at_s` is Unix time. `seq` is the turn's last record, and
-    `requests` are those of the replies to its requests, as far as these are known: `archive.window_at` takes them.
+    `requests` are those of the replies to its requests, as far as these are known: `archive.window_at` takes them. `recalled` are
+    the references of the messages whose passages they had.
     """
 
     turn: int
@@ -67,6 +70,7 @@ class TurnFigures:
     open: bool = False
     seq: int = 0
     requests: tuple[int, ...] = ()
+    recalled: tuple[str, ...] = ()
 
     @property
     def window_tokens(self) -> int:
@@ -82,11 +86,13 @@ class _Pending:
     compactions: int = 0
     breaks: dict[str, None] = field(default_factory=dict[str, None])
     requests: list[int] = field(default_factory=list[int])
+    recalled: dict[str, None] = field(default_factory=dict[str, None])
 
     def add(self, record: Record, *, broken: bool) -> None:
-        if isinstance(record.body, MessageAdded):
-            self.size = record.body.request or self.size
-            self.requests += [record.seq] if record.body.request else []
+        if isinstance(record.body, MessageAdded) and record.body.request is not None:
+            self.size = record.body.request
+            self.requests.append(record.seq)
+            self.recalled |= dict.fromkeys(f"#{n}" for n in self.size.recalled_numbers or ())
         reported = _usage(record.body)
         if reported is not None:
             self.usage = (self.usage or Usage()) + reported
@@ -111,6 +117,7 @@ class _Pending:
             breaks=tuple(self.breaks),
             seq=last.seq,
             requests=tuple(self.requests),
+            recalled=tuple(self.recalled),
         )
 
 
@@ -193,7 +200,12 @@ MOST_CHARS = 20_000  # of one message
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """A change of the window: a compaction, an edit, an erasure. All but pins and forks broke the prefix."""
+    """A change of the window: a compaction, an edit, an erasure. All but pins and forks broke the prefix.
+
+    `turn` is the one in which it happened, or which followed. Of a compaction, `calls` and `usage` are what its summary took,
+    `recalled` the messages it covered whose passages later requests had, and `missing` the replies up to the next compaction
+    that said that earlier content is missing.
+    """
 
     at_s: float
     what: str
@@ -201,13 +213,19 @@ class TimelineEntry:
     tokens_before: int = 0
     tokens_after: int = 0
     undone: bool = False
+    turn: int = 0
+    calls: int = 0
+    usage: Usage | None = None
+    recalled: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A message as it was stored, and its place now; `reference` reads it back.
 
-    `summary` is the id of the summary in the window that stands for it, "" for one that none does.
+    `summary` is the id of the summary in the window that stands for it, "" for one that none does. `tools` are the tools that it
+    calls or whose results it has, `images` counts its pictures, and `seq` is the record that holds it.
     """
 
     reference: str
@@ -217,6 +235,10 @@ class Stored:
     at_s: float
     text: str
     summary: str = ""
+    turn: int = 0
+    tools: tuple[str, ...] = ()
+    images: int = 0
+    seq: int = 0
 
     @property
     def preview(self) -> str:
@@ -268,16 +290,43 @@ def inspect(session: Session, gauge: WindowGauge, cost: CostLine) -> Flow[Inspec
     with session.lock:
         state = session.state.copy()
     window = yield from explain(session, gauge, cost)
-    timeline = (_timeline_entry(r, records, undone=r.id in state.undone) for r in records)
-    stored = _stored(state, records)
+    turns = turn_figures(state, records, session.ports.prices)
+    ends = [row.seq for row in turns]
+    stored = _stored(state, records, ends)
     return Inspection(
         window,
-        tuple(step for step in timeline if step is not None),
+        _timeline(state, records, ends),
         stored[-MOST_MESSAGES:],
         left_out=max(0, len(stored) - MOST_MESSAGES),
-        turns=turn_figures(state, records, session.ports.prices),
+        turns=turns,
         shown=tuple(map(_text, window.messages)),
     )
+
+
+def _timeline(state: SessionState, records: Sequence[Record], ends: Sequence[int]) -> tuple[TimelineEntry, ...]:
+    """Returns the changes of the window; `ends` are the last records of the turns."""
+    steps: list[TimelineEntry] = []
+    numbers: dict[str, int] = {}  # of messages, by id
+    recalled: dict[int, dict[str, None]] = {}  # by the compaction's place in `steps`
+    missing: dict[int, list[str]] = {}
+    covered: dict[int, dict[str, None]] = {}  # of the compaction that covered the message with that number
+    for record in records:
+        body_ = record.body
+        step = _timeline_entry(record, records, undone=record.id in state.undone)
+        if isinstance(body_, Compacted):
+            recalled[len(steps)], missing[len(steps)] = {}, []
+            covered |= dict.fromkeys((numbers[i] for i in body_.covered if i in numbers), recalled[len(steps)])
+        elif isinstance(body_, MessageAdded):
+            numbers[body_.message.id] = record.number
+            for number in () if body_.request is None else body_.request.recalled_numbers or ():
+                covered.get(number, {})[f"#{number}"] = None
+            if missing and is_final(body_.message) and says_missing(body_.message.text):
+                missing[max(missing)].append(f"#{record.number}")
+        if step is not None:
+            steps.append(replace(step, turn=bisect_left(ends, record.seq) + 1))
+    for at, references in recalled.items():
+        steps[at] = replace(steps[at], recalled=tuple(references), missing=tuple(missing[at]))
+    return tuple(steps)
 
 
 def _timeline_entry(record: Record, records: Sequence[Record], *, undone: bool) -> TimelineEntry | None:
@@ -285,7 +334,10 @@ def _timeline_entry(record: Record, records: Sequence[Record], *, undone: bool) 
     if isinstance(body_, Compacted):
         parts = (f"{len(body_.covered)} messages covered" if body_.covered else "", body_.fallback_level, body_.reason)
         detail = f"{body_.strategy}: {', '.join(p for p in parts if p)}"
-        return TimelineEntry(record.at_s, "compaction", detail, body_.tokens_before, body_.tokens_after, undone)
+        size = body_.tokens_before, body_.tokens_after
+        return TimelineEntry(
+            record.at_s, "compaction", detail, *size, undone, calls=body_.calls or 0, usage=body_.usage
+        )
     if (edit := _edited(body_)) is not None:
         return TimelineEntry(record.at_s, *edit, undone=undone)
     if (other := _other(record, records)) is not None:
@@ -333,7 +385,7 @@ def _named(ids: Sequence[str]) -> str:
     return ", ".join(ids) if len(ids) <= 4 else f"{len(ids)} messages"
 
 
-def _stored(state: SessionState, records: Sequence[Record]) -> tuple[Stored, ...]:
+def _stored(state: SessionState, records: Sequence[Record], ends: Sequence[int]) -> tuple[Stored, ...]:
     """Returns each message once, in its newest version."""
     visible = {e.id: e for e in state.view()}
     pending = {e.id for turn in state.open.values() for e in turn.entries}
@@ -364,9 +416,29 @@ def _stored(state: SessionState, records: Sequence[Record]) -> tuple[Stored, ...
             holder = summaries[holder]
         return holder if holder != message.id and holder in visible else ""
 
+    names = {c.id: c.name for _, m in newest.values() for c in m.tool_calls}
     return tuple(
-        Stored(f"#{r.number}", m.id, m.role, where(m), r.at_s, _text(m), summary(m)) for r, m in newest.values()
+        Stored(
+            f"#{r.number}",
+            m.id,
+            m.role,
+            where(m),
+            r.at_s,
+            _text(m),
+            summary(m),
+            bisect_left(ends, r.seq) + 1,
+            tools_of(m, names),
+            len(images_of(m)),
+            r.seq,
+        )
+        for r, m in newest.values()
     )
+
+
+def tools_of(message: Message, names: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the tools that a message calls or whose results it has; `names` are those of calls, by the call's id."""
+    called = [c.name for c in message.tool_calls]
+    return tuple(dict.fromkeys([*called, *(r.name or names.get(r.call_id, "") for r in message.tool_results)]))
 
 
 def _summaries(state: SessionState, records: Sequence[Record]) -> dict[str, str]:

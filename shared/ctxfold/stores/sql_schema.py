@@ -249,6 +249,7 @@ class Statements:
     head: str = f"SELECT head, snapshot_seq FROM ctxfold_sessions WHERE {_MINE}"
     archive: str = f"SELECT documents, total_length FROM ctxfold_sessions WHERE {_MINE}"
     sessions: str = "SELECT session FROM ctxfold_sessions WHERE owner = ?"
+    owners: str = "SELECT DISTINCT owner FROM ctxfold_sessions"
     new_session: str = (
         "INSERT INTO ctxfold_sessions (owner, session, head, snapshot_seq, documents, total_length, numbered) "
         "VALUES (?, ?, 0, 0, 0, 0, 0) ON CONFLICT DO NOTHING"

@@ -376,6 +376,10 @@ class SqlTables(VectorStore):
         rows = self._read(lambda c: c.execute(self._sql.sessions, (owner,)).fetchall())
         return tuple(sorted(str(row[0]) for row in rows))
 
+    def owners(self) -> tuple[str, ...]:
+        """Returns the owners that have sessions, sorted: for whoever runs the store, and for no program that serves one of them."""
+        return tuple(sorted(str(row[0]) for row in self._read(lambda c: c.execute(self._sql.owners, ()).fetchall())))
+
     def copies(self, key: SessionKey) -> tuple[str, ...]:
         owner, session = checked_key(key)
 

@@ -84,9 +84,12 @@ def described(part: MediaPart) -> str:
     return f"[{medium}]\n{medium.text}" if medium.text else f"[{medium}]"
 
 
-def with_media_named(message: Message, number: int = 0) -> Message:
-    """Returns the message with a line such as `[image, png, 2 kB, #17]` in place of each medium; `number` is the message's."""
-    lines = {p: TextPart(f"\n{_line_of(p, number)}\n") for p in message.parts if isinstance(p, MediaPart)}
+def with_media_named(message: Message, number: int = 0, *, sized: bool = False) -> Message:
+    """Returns the message with a line such as `[image, png, 2 kB, #17]` in place of each medium; `number` is the message's.
+
+    With `sized`, the line of a picture has its width and height: `[image, 64x48, png, 2 kB]`.
+    """
+    lines = {p: TextPart(f"\n{_line_of(p, number, sized)}\n") for p in message.parts if isinstance(p, MediaPart)}
     if not lines:
         return message
     return replace(message, parts=tuple(lines[p] if isinstance(p, MediaPart) else p for p in message.parts))
@@ -95,7 +98,21 @@ def with_media_named(message: Message, number: int = 0) -> Message:
 def shown_text(message: Message, number: int = 0) -> str:
     """Returns what a message holds for a reader: its words, a line for each medium, and its calls."""
     calls = [f"-> {call.name}({call.arguments})" for call in message.tool_calls]
-    return "\n".join(filter(None, [with_media_named(message, number).text.strip("\n"), *calls]))
+    return "\n".join(filter(None, [with_media_named(message, number, sized=True).text.strip("\n"), *calls]))
+
+
+def images_of(message: Message) -> tuple[MediaPart, ...]:
+    """Returns the pictures of a message."""
+    return tuple(p for p in message.parts if isinstance(p, MediaPart) and medium_of(p).kind == "image")
+
+
+def inline_data(part: MediaPart) -> tuple[str, bytes] | None:
+    """Returns the type and the bytes of a medium that lies within its part; None for one at an address, or without a type."""
+    try:
+        encoded, mime = _encoded(dict(_strings(json.loads(part.data), DEPTH)), part.mime)
+    except (ValueError, RecursionError):
+        return None
+    return None if encoded is None or mime is None else (mime, _decoded(encoded))
 
 
 def name_of(part: MediaPart) -> str:
@@ -104,10 +121,12 @@ def name_of(part: MediaPart) -> str:
     return ", ".join(filter(None, (medium.kind, (medium.mime or "").rpartition("/")[2])))
 
 
-def _line_of(part: MediaPart, number: int) -> str:
-    size = medium_of(part).size
-    shown = "" if size is None else f"{max(1, round(size / 1_000)):,} kB"
-    return f"[{', '.join(filter(None, (name_of(part), shown, f'#{number}' if number else '')))}]"
+def _line_of(part: MediaPart, number: int, sized: bool) -> str:
+    medium = medium_of(part)
+    shown = "" if medium.size is None else f"{max(1, round(medium.size / 1_000)):,} kB"
+    kind, _, form = name_of(part).partition(", ")
+    pixels = f"{medium.width}x{medium.height}" if sized and medium.width else ""
+    return f"[{', '.join(filter(None, (kind, pixels, form, shown, f'#{number}' if number else '')))}]"
 
 
 def medium_of(part: MediaPart) -> Medium:
