@@ -273,8 +273,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "stores/sql_schema.py",
         (
             "sql_takes_a_lease_from_its_holder",
-            "WHERE ctxfold_leases.until_s <= {now} OR",
-            "WHERE ctxfold_leases.until_s > {now} OR",
+            "WHERE ctxfold_leases.until_s <= ? OR",
+            "WHERE ctxfold_leases.until_s > ? OR",
             "stores/test_store_suite.py::TestSqlite::test_a_lease_has_one_holder",
         ),
         (

@@ -277,10 +277,12 @@ class Statements:
     find_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE_C} AND record_id{{c}} IN "
     owner_archives: str = "SELECT session, documents, total_length FROM ctxfold_sessions WHERE owner = ?"
     take_lease: str = (
-        "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (?, ?, ?, ?, {now} + ?) "
+        "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (owner, session, name) DO UPDATE SET holder = excluded.holder, until_s = excluded.until_s "
-        "WHERE ctxfold_leases.until_s <= {now} OR ctxfold_leases.holder = excluded.holder"
+        "WHERE ctxfold_leases.until_s <= ? OR ctxfold_leases.holder = excluded.holder"
     )
+    # workers' clocks differ; read first, because a distributed table refuses volatile functions in a write
+    server_time: str = ""
     drop_lease: str = f"DELETE FROM ctxfold_leases WHERE {_MINE} AND name = ? AND holder = ?"
     record_id: str = f"SELECT record_id FROM ctxfold_records WHERE {_MINE} AND seq = ?"
     rewrite: str = f"UPDATE ctxfold_records SET kind = ?, fingerprint = ?, payload = ? WHERE {_MINE} AND seq = ?"
@@ -345,12 +347,9 @@ class Statements:
         """Returns the statements for SQLite or PostgreSQL; with `lock_rows`, for a server that has no advisory locks."""
         mark, collation = ("?", "") if dialect == "sqlite" else ("%s", ' COLLATE "C"')
         owner_collation = "" if partitioned else collation  # its partition is found in the plain one
-        # the clocks of workers on several machines differ
-        now = "?" if dialect == "sqlite" else "EXTRACT(EPOCH FROM clock_timestamp())::double precision"
         plain = cls()
         texts = {
             each.name: getattr(plain, each.name)
-            .replace("{now}", now)
             .replace("?", mark)
             .replace("{owner_c}", owner_collation)
             .replace("{c}", collation)
@@ -359,6 +358,7 @@ class Statements:
         if dialect == "sqlite":
             return cls(**texts)
         texts["lock"] += " FOR UPDATE"
+        texts["server_time"] = "SELECT EXTRACT(EPOCH FROM clock_timestamp())::double precision"
         # one writer of an owner's memory at a time: places are read, then written
         texts["lock_owner"] = (
             "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (%s, '', 'memory', '', 0) "

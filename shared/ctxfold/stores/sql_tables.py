@@ -363,9 +363,14 @@ class SqlTables(VectorStore):
 
     def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
         owner, session = checked_key(key)
-        times = (now_s, ttl_s, now_s) if self._address.sqlite else (ttl_s,)  # a server goes by its own clock
-        values = (owner, session, name, holder, *times)
-        return self._write(lambda c: bool(c.execute(self._sql.take_lease, values).rowcount > 0))
+
+        def work(connection: Driven) -> bool:
+            clock = self._sql.server_time
+            now = float(connection.execute(clock).fetchone()[0]) if clock else now_s
+            values = (owner, session, name, holder, now + ttl_s, now)
+            return bool(connection.execute(self._sql.take_lease, values).rowcount > 0)
+
+        return self._write(work)
 
     def release(self, key: SessionKey, name: str, holder: str) -> None:
         values = (*checked_key(key), name, holder)
