@@ -444,4 +444,1112 @@ CHATGPT_MEDIA = Sample(
     (["user: What is this flower? [image] [audio] [file]", "assistant: A foxglove."],),
     title="Garden",
 )
-SAMPLES: Sequence[Sample] = (CLAUDE_PARALLEL, CLAUDE_COMPACTED, CLAUDE_CUT, CHATGPT_TREE, CHATGPT_TOOLS, CHATGPT_MEDIA)
+
+# claude.ai
+
+ROOT = "00000000-0000-4000-8000-000000000000"
+UNSUPPORTED = "```\nThis block is not supported on your current device yet.\n```"
+
+
+def ai(
+    uuid: str, parent: str, sender: str, content: list[dict[str, Any]], text: str = "", **fields: Any
+) -> dict[str, Any]:
+    stamp = "2026-03-01T10:00:00.000000Z"
+    row = {"uuid": uuid, "text": text, "content": content, "sender": sender, "created_at": stamp, "updated_at": stamp}
+    return {**row, "attachments": [], "files": [], "parent_message_uuid": parent, **fields}
+
+
+def ai_chat(name: str, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {
+        "uuid": f"c-{name}",
+        "name": name,
+        "summary": "",
+        "account": {"uuid": "me"},
+        "chat_messages": [*messages],
+        **fields,
+    }
+
+
+CLAUDE_AI_TOOLS = Sample(
+    "results within the assistant's message, thinking and a budget",
+    "claude-ai",
+    json.dumps(
+        [
+            ai_chat(
+                "Weather",
+                ai("m1", ROOT, "human", said("How is it in Oslo?"), "How is it in Oslo?"),
+                ai(
+                    "m2",
+                    "m1",
+                    "assistant",
+                    [
+                        {"type": "thinking", "thinking": "I search.", "summaries": [{"summary": "Searching the web."}]},
+                        *said("I look it up."),
+                        {
+                            "type": "tool_use",
+                            "id": None,
+                            "name": "web_search",
+                            "input": {"query": "oslo"},
+                            "message": "Searching the web",
+                        },
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "",
+                            "name": "web_search",
+                            "content": [{"type": "knowledge", "title": "Weather in Oslo", "text": "Rain and wind"}],
+                            "is_error": False,
+                        },
+                        *said("It rains."),
+                        {"type": "token_budget", "remaining": None},
+                    ],
+                    f"I look it up.{UNSUPPORTED}It rains.",
+                ),
+            ),
+            ai_chat("", ai("e", ROOT, "human", [], "Only a text here.")),
+            ai_chat("Empty"),
+        ]
+    ),
+    (
+        [
+            "user: How is it in Oslo?",
+            'assistant: (I search.) I look it up. web_search({"query": "oslo"})',
+            'tool: {"type": "knowledge", "title": "Weather in Oslo", "text": "Rain and wind"}',
+            "assistant: It rains.",
+        ],
+        ["user: Only a text here."],
+        [],
+    ),
+    left_out={"a block of the type 'token_budget'": 1},
+    title="Weather",
+)
+CLAUDE_AI_TREE = Sample(
+    "retried answers one after the other, and attachments",
+    "claude-ai",
+    json.dumps(
+        [
+            ai_chat(
+                "Poem",
+                ai(
+                    "m1",
+                    ROOT,
+                    "human",
+                    said("Shorten this."),
+                    attachments=[
+                        {
+                            "file_name": "poem.txt",
+                            "file_size": 20,
+                            "file_type": "txt",
+                            "extracted_content": "Rose is a rose.",
+                        }
+                    ],
+                    files=[{"file_name": "cover.png"}],
+                ),
+                ai("m2", "m1", "assistant", said("A rose.")),
+                ai("m3", "m1", "assistant", said("Rose.")),
+                ai("m4", "m3", "human", said("Shorter.")),
+                ai("m5", "m4", "assistant", said("R.")),
+                ai("m6", "m4", "assistant", said("Ro.")),
+            )
+        ]
+    ),
+    (["user: Shorten this. poem.txt\nRose is a rose. [file]", "assistant: Rose.", "user: Shorter.", "assistant: Ro."],),
+    branches=2,
+    title="Poem",
+)
+CLAUDE_AI_LEAF = Sample(
+    "a leaf that is named",
+    "claude-ai",
+    json.dumps(
+        [
+            ai_chat(
+                "Leaf",
+                ai("m1", ROOT, "human", said("How many herons?")),
+                ai("m2", "m1", "assistant", said("Two.")),
+                ai("m3", "m1", "assistant", said("Three.")),
+                current_leaf_message_uuid="m2",
+            )
+        ],
+        indent=2,
+    ),
+    (["user: How many herons?", "assistant: Two."],),
+    branches=1,
+    title="Leaf",
+)
+
+# Codex
+
+
+def rollout(line: str, **payload: Any) -> dict[str, Any]:
+    return {"timestamp": "2026-07-01T08:00:00.000Z", "type": line, "payload": payload}
+
+
+def item(kind: str, **payload: Any) -> dict[str, Any]:
+    return rollout("response_item", type=kind, **payload)
+
+
+def codex_said(role: str, *told: str) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return item("message", role=role, content=[{"type": kind, "text": text} for text in told])
+
+
+META = rollout(
+    "session_meta",
+    id="0199-abc",
+    timestamp="2026-07-01T08:00:00Z",
+    cwd="/home/ann",
+    originator="codex_cli",
+    cli_version="0.160.1",
+)
+ENVIRONMENT = "<environment_context>\n  <cwd>/home/ann</cwd>\n</environment_context>"
+CODEX_TURNS = Sample(
+    "events that repeat, injected texts, and turns taken back",
+    "codex",
+    lines(
+        META,
+        rollout("turn_context", cwd="/home/ann", model="gpt-5-codex", approval_policy="never", summary="auto"),
+        codex_said("developer", "<permissions instructions>Sandbox is on.</permissions instructions>"),
+        codex_said(
+            "user", "# AGENTS.md instructions for /home/ann\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>", ENVIRONMENT
+        ),
+        codex_said("user", "List the files."),
+        rollout("event_msg", type="user_message", message="List the files.", kind="plain"),
+        item(
+            "reasoning",
+            summary=[{"type": "summary_text", "text": "**Listing** files"}],
+            encrypted_content="gAAAA",
+            content=None,
+        ),
+        rollout("event_msg", type="agent_reasoning", text="**Listing** files"),
+        item("function_call", name="shell", arguments='{"command": ["ls"]}', call_id="c1", id="fc1"),
+        item("function_call", name="shell", arguments='{"command": ["pwd"]}', call_id="c2"),
+        item("function_call_output", call_id="c1", output="a.py"),
+        item("function_call_output", call_id="c2", output={"content": "/home/ann", "success": True}),
+        codex_said("assistant", "One file."),
+        rollout("event_msg", type="agent_message", message="One file."),
+        codex_said("user", "Delete it."),
+        codex_said("assistant", "Done."),
+        rollout("event_msg", type="thread_rolled_back", num_turns=1),
+        codex_said("user", "Read it."),
+        codex_said("user", "<turn_aborted>\nThe user interrupted the turn.\n</turn_aborted>"),
+    ),
+    (
+        [
+            "user: List the files.",
+            'assistant: (**Listing** files) shell({"command": ["ls"]})',
+            "tool: a.py",
+            'assistant: shell({"command": ["pwd"]})',
+            "tool: /home/ann",
+            "assistant: One file.",
+            "user: Read it.",
+        ],
+    ),
+    left_out={"texts of the program": 4, "messages that were taken back": 2},
+)
+CODEX_TOOLS = Sample(
+    "one tool in JavaScript, pictures, a search, and a compaction",
+    "codex",
+    lines(
+        META,
+        rollout("session_meta", id="0199-parent"),
+        item(
+            "message",
+            role="user",
+            content=[
+                {"type": "input_text", "text": "<image name=[Image #1]>"},
+                {"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"},
+                {"type": "input_text", "text": "</image>"},
+                {"type": "input_text", "text": "What is this?"},
+            ],
+        ),
+        item("custom_tool_call", name="exec", input="await tools.view('a.png')", call_id="x1", status="completed"),
+        item(
+            "custom_tool_call_output",
+            call_id="x1",
+            output=[{"type": "input_text", "text": "Script completed"}, {"type": "input_text", "text": "64 x 48"}],
+        ),
+        item("web_search_call", status="completed", action={"type": "search", "query": "logo"}),
+        item("tool_search_call", call_id="s1", execution="client", arguments={"query": "draw"}),
+        item("tool_search_output", call_id="s1", tools=[{"name": "draw", "description": "Draws a line"}]),
+        item("local_shell_call", call_id="l1", status="completed", action={"type": "exec", "command": ["ls"]}),
+        item("function_call_output", call_id="l1", output="b.png"),
+        item("reasoning", summary=[], encrypted_content="gAAAA"),
+        codex_said("assistant", "A logo."),
+        rollout("compacted", message="", replacement_history=[{"type": "message", "role": "user", "content": []}]),
+        {
+            **rollout(
+                "event_msg",
+                type="item_completed",
+                item={"type": "AgentMessage", "content": [{"type": "Text", "text": "A logo."}]},
+            ),
+            "ordinal": 9,
+        },
+        codex_said("user", "Thanks."),
+    ),
+    (
+        [
+            "user: What is this? [image]",
+            'assistant: exec({"input": "await tools.view(\'a.png\')"})',
+            "tool: Script completed\n64 x 48",
+            'assistant: web_search({"type": "search", "query": "logo"})',
+            "tool: (no result: the transcript has none for this call)",
+            'assistant: tool_search({"query": "draw"})',
+            'tool: [{"name": "draw", "description": "Draws a line"}]',
+            'assistant: local_shell({"type": "exec", "command": ["ls"]})',
+            "tool: b.png",
+            "assistant: A logo.",
+            "user: Thanks.",
+        ],
+    ),
+    left_out={
+        "reasonings that are encrypted": 1,
+        "summaries of compactions, whose messages are all here": 1,
+        "calls without a result, with a note in its place": 1,
+    },
+)
+CODEX_CUT = Sample(
+    "a call without its output at the end",
+    "codex",
+    lines(META, codex_said("user", "Run it."), item("function_call", name="exec", arguments="{}", call_id="c9")),
+    (["user: Run it.", "assistant: exec({})", "tool: (no result: the transcript has none for this call)"],),
+    left_out={"calls without a result, with a note in its place": 1},
+)
+
+# Gemini CLI
+
+
+def gem(identity: str, kind: str, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"id": identity, "timestamp": "2026-08-21T10:00:00.000Z", "type": kind, "content": content, **fields}
+
+
+GEMINI_META = {
+    "sessionId": "g-1",
+    "projectHash": "abc",
+    "startTime": "2026-08-21T10:00:00Z",
+    "lastUpdated": "2026-08-21T10:09:00Z",
+}
+GEMINI_CALL = {
+    "id": "ls-1",
+    "name": "list_directory",
+    "args": {"path": "."},
+    "status": "success",
+    "timestamp": "2026-08-21T10:00:01Z",
+    "displayName": "ReadFolder",
+    "description": "Lists the folder",
+    "resultDisplay": "Listed 2 items.",
+}
+GEMINI_ANSWER = [{"functionResponse": {"id": "ls-1", "name": "list_directory", "response": {"output": "a.md b.md"}}}]
+GEMINI_LOG = Sample(
+    "a log of upserts, with a rewind",
+    "gemini-cli",
+    lines(
+        {**GEMINI_META, "kind": "main"},
+        {"$set": {"messages": [gem("p", "user", "<session_context>\nToday is Friday.\n</session_context>")]}},
+        gem("m1", "user", [{"text": "What is here?"}]),
+        gem("m2", "gemini", "", model="gemini-3-pro"),
+        gem("m2", "gemini", "I look.", toolCalls=[{**GEMINI_CALL, "status": "executing"}], model="gemini-3-pro"),
+        gem(
+            "m2",
+            "gemini",
+            "I look.",
+            thoughts=[{"subject": "Listing", "description": "I list the folder.", "timestamp": "x"}],
+            toolCalls=[{**GEMINI_CALL, "result": GEMINI_ANSWER}],
+            tokens={"input": 10, "output": 5, "cached": 2, "thoughts": 1, "total": 16},
+            model="gemini-3-pro",
+        ),
+        gem("m3", "user", GEMINI_ANSWER),
+        gem("m4", "gemini", "Two files."),
+        gem("m5", "info", "Request cancelled."),
+        gem("m6", "user", "Wrong question"),
+        gem("m7", "gemini", "Wrong answer"),
+        {"$rewindTo": "m6"},
+        gem("m8", "user", "Read @a.md\n--- Content of a.md ---\nHello", displayContent="Read @a.md"),
+    ),
+    (
+        [
+            "user: What is here?",
+            'assistant: (Listing\nI list the folder.) I look. list_directory({"path": "."})',
+            "tool: a.md b.md",
+            "assistant: Two files.",
+            "user: Read @a.md",
+        ],
+    ),
+    left_out={
+        "texts of the program": 1,
+        "notices of the program": 1,
+        "messages that were taken back": 2,
+        "files that a question names": 1,
+    },
+)
+GEMINI_COMPRESSED = Sample(
+    "a compression: a snapshot, and the newest turn again under other ids",
+    "gemini-cli",
+    lines(
+        GEMINI_META,
+        gem("m1", "user", "The code is 4711."),
+        gem("m2", "gemini", "Noted."),
+        gem("m3", "user", "And the door?"),
+        gem("m4", "gemini", "Green."),
+        {
+            "$set": {
+                "messages": [
+                    gem("n1", "user", "<state_snapshot>The code is known.</state_snapshot>"),
+                    gem("n2", "gemini", "Got it. Thanks for the additional context!"),
+                    gem("n3", "user", "And the door?"),
+                    gem("n4", "gemini", "Green."),
+                ]
+            }
+        },
+        gem("n4", "gemini", "Green.", tokens={"input": 3, "output": 1, "cached": 0, "total": 4}),
+        gem("m5", "user", "Who asked?"),
+    ),
+    (["user: The code is 4711.", "assistant: Noted.", "user: And the door?", "assistant: Green.", "user: Who asked?"],),
+    left_out={"summaries of compactions, whose messages are all here": 1},
+)
+GEMINI_OBJECT = Sample(
+    "one object, with a picture and a tool that failed",
+    "gemini-cli",
+    json.dumps(
+        {
+            **GEMINI_META,
+            "summary": "A red square",
+            "messages": [
+                gem("m1", "user", [{"text": "What colour?"}, {"inlineData": {"mimeType": "image/png", "data": PNG}}]),
+                gem(
+                    "m2",
+                    "gemini",
+                    "",
+                    toolCalls=[{**GEMINI_CALL, "status": "error", "resultDisplay": "No such folder"}],
+                ),
+                gem("m3", "gemini", [{"text": "Red."}]),
+            ],
+        },
+        indent=2,
+    ),
+    (
+        [
+            "user: What colour? [image]",
+            'assistant: list_directory({"path": "."})',
+            "tool: No such folder",
+            "assistant: Red.",
+        ],
+    ),
+    title="A red square",
+)
+
+# ShareGPT, OpenAI, Ollama
+
+SHAREGPT = Sample(
+    "roles, calls, tools and images beside the conversation",
+    "sharegpt",
+    json.dumps(
+        [
+            {
+                "conversations": [
+                    {"from": "human", "value": "<image>What is the weather in Bern?"},
+                    {"from": "function_call", "value": '{"name": "weather", "arguments": {"city": "Bern"}}'},
+                    {"from": "observation", "value": '{"sky": "clear"}'},
+                    {"from": "gpt", "value": "Clear."},
+                ],
+                "system": "Be short.",
+                "tools": '[{"name": "weather", "description": "The weather of a city"}]',
+                "images": ["images/bern.png"],
+            },
+            {"id": "two", "conversations": [{"from": "user", "value": "Hi"}, {"from": "chatgpt", "value": "Hello"}]},
+        ]
+    ),
+    (
+        [
+            "system: Be short.",
+            "user: <image>What is the weather in Bern? [image]",
+            'assistant: weather({"city": "Bern"})',
+            'tool: {"sky": "clear"}',
+            "assistant: Clear.",
+        ],
+        ["user: Hi", "assistant: Hello"],
+    ),
+    left_out={"descriptions of tools": 1},
+)
+SHAREGPT_LINES = Sample(
+    "lines, and two answers that are compared",
+    "sharegpt",
+    lines(
+        {
+            "conversations": [{"from": "human", "value": "Name a tree."}],
+            "chosen": {"from": "gpt", "value": "Oak."},
+            "rejected": {"from": "gpt", "value": "Stone."},
+        },
+        {
+            "conversations": [
+                {"from": "system", "value": "S."},
+                {"from": "human", "value": "Q?"},
+                {"from": "gpt", "value": "A."},
+            ]
+        },
+    ),
+    (["user: Name a tree.", "assistant: Oak."], ["system: S.", "user: Q?", "assistant: A."]),
+    branches=1,
+)
+SHAREGPT_CALLS = Sample(
+    "two calls at once",
+    "sharegpt",
+    json.dumps(
+        [
+            {
+                "conversations": [
+                    {"from": "human", "value": "Both."},
+                    {
+                        "from": "function_call",
+                        "value": '[{"name": "a", "arguments": {}}, {"name": "b", "arguments": {}}]',
+                    },
+                    {"from": "observation", "value": "first"},
+                    {"from": "observation", "value": "second"},
+                    {"from": "gpt", "value": "Done."},
+                ]
+            }
+        ]
+    ),
+    (["user: Both.", "assistant: a({}) b({})", "tool: first", "tool: second", "assistant: Done."],),
+)
+CALLED = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+FINETUNING = Sample(
+    "lines with calls, weights and pictures",
+    "openai-finetuning",
+    lines(
+        {
+            "messages": [
+                {"role": "system", "content": "Add."},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "1?"},
+                        {"type": "image_url", "image_url": {"url": "http://x/1.png"}},
+                    ],
+                },
+                {"role": "assistant", "tool_calls": [CALLED], "weight": 0},
+                {"role": "tool", "tool_call_id": "c1", "content": "2"},
+                {"role": "assistant", "content": "Two.", "weight": 1},
+            ],
+            "tools": [{"type": "function", "function": {"name": "add", "description": "Adds two numbers"}}],
+        },
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": None, "refusal": "I may not."},
+            ]
+        },
+    ),
+    (
+        ["system: Add.", "user: 1? [image]", 'assistant: add({"a": 1})', "tool: 2", "assistant: Two."],
+        ["user: Hi", "assistant: I may not."],
+    ),
+    left_out={"descriptions of tools": 1},
+)
+PREFERENCES = Sample(
+    "preferences",
+    "openai-finetuning",
+    lines(
+        {
+            "input": {"messages": [{"role": "user", "content": "Greet me."}], "tools": [], "parallel_tool_calls": True},
+            "preferred_output": [{"role": "assistant", "content": "Good morning."}],
+            "non_preferred_output": [{"role": "assistant", "content": "Hm."}],
+        }
+    ),
+    (["user: Greet me.", "assistant: Good morning."],),
+    branches=1,
+)
+FUNCTIONS = Sample(
+    "functions of before tools",
+    "openai-finetuning",
+    lines(
+        {
+            "messages": [
+                {"role": "user", "content": "Time?"},
+                {"role": "assistant", "content": None, "function_call": {"name": "clock", "arguments": "{}"}},
+                {"role": "function", "name": "clock", "content": "noon"},
+                {"role": "assistant", "content": "Noon."},
+            ],
+            "functions": [{"name": "clock"}],
+        }
+    ),
+    (["user: Time?", "assistant: clock({})", "tool: noon", "assistant: Noon."],),
+    left_out={"descriptions of tools": 1},
+)
+
+
+def answered(name: str, body: Any, **fields: Any) -> dict[str, Any]:
+    return {
+        "id": f"batch_{name}",
+        "custom_id": name,
+        "response": body and {"status_code": 200, "request_id": "r", "body": body},
+        "error": None,
+        **fields,
+    }
+
+
+BATCH_OUTPUT = Sample(
+    "answers without questions, and failures",
+    "openai-batch",
+    lines(
+        answered(
+            "b",
+            {
+                "id": "x",
+                "model": "gpt-5",
+                "created": 1_780_000_000,
+                "choices": [{"index": 0, "message": {"role": "assistant", "content": "Second."}}],
+            },
+        ),
+        answered("a", {"error": {"message": "Rate limit reached", "code": "429"}}),
+        answered("c", None, error={"code": "batch_expired", "message": "This request expired."}),
+    ),
+    (["assistant: Second."], [], []),
+    title="b",
+)
+BATCH_INPUT = Sample(
+    "requests",
+    "openai-batch",
+    lines(
+        {
+            "custom_id": "a",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": "m", "messages": [{"role": "user", "content": "Hi"}]},
+        },
+        {"custom_id": "b", "method": "POST", "url": "/v1/responses", "body": {"model": "m", "input": "Hello there"}},
+    ),
+    (["user: Hi"], ["user: Hello there"]),
+    title="a",
+)
+BATCH_ITEMS = Sample(
+    "answers of Responses, with choices",
+    "openai-batch",
+    lines(
+        answered(
+            "r",
+            {
+                "object": "response",
+                "created_at": 1_780_000_000,
+                "output": [
+                    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Thinking of it."}]},
+                    {
+                        "type": "message",
+                        "role": "assistant",
+                        "content": [{"type": "output_text", "text": "A heron.", "annotations": []}],
+                    },
+                ],
+            },
+        ),
+        answered(
+            "s",
+            {
+                "choices": [
+                    {"message": {"role": "assistant", "content": "One"}},
+                    {"message": {"role": "assistant", "content": "Other"}},
+                ]
+            },
+        ),
+    ),
+    (["assistant: (Thinking of it.) A heron."], ["assistant: One"]),
+    title="r",
+)
+OLLAMA_REQUEST = Sample(
+    "a request, with bare pictures and arguments that are objects",
+    "ollama",
+    json.dumps(
+        {
+            "model": "qwen3",
+            "messages": [
+                {"role": "user", "content": "What is in it?", "images": [PNG]},
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "thinking": "I look.",
+                    "tool_calls": [{"function": {"name": "see", "arguments": {"n": 1}}}],
+                },
+                {"role": "tool", "content": "a cat", "tool_name": "see"},
+                {"role": "assistant", "content": "A cat."},
+            ],
+            "stream": True,
+            "options": {"temperature": 0},
+        }
+    ),
+    (["user: What is in it? [image]", 'assistant: (I look.) see({"n": 1})', "tool: a cat", "assistant: A cat."],),
+)
+OLLAMA_STREAM = Sample(
+    "a request and the pieces of its answer",
+    "ollama",
+    lines(
+        {"model": "qwen3", "messages": [{"role": "user", "content": "Count."}]},
+        {
+            "model": "qwen3",
+            "created_at": "2026-08-21T10:00:00Z",
+            "message": {"role": "assistant", "content": "", "thinking": "Easy"},
+            "done": False,
+        },
+        {
+            "model": "qwen3",
+            "created_at": "2026-08-21T10:00:01Z",
+            "message": {"role": "assistant", "content": "One, "},
+            "done": False,
+        },
+        {
+            "model": "qwen3",
+            "created_at": "2026-08-21T10:00:02Z",
+            "message": {"role": "assistant", "content": "two."},
+            "done": False,
+        },
+        {
+            "model": "qwen3",
+            "created_at": "2026-08-21T10:00:03Z",
+            "message": {"role": "assistant", "content": ""},
+            "done": True,
+            "eval_count": 5,
+        },
+    ),
+    (["user: Count.", "assistant: (Easy) One, two."],),
+)
+OLLAMA_LINES = Sample(
+    "messages, one a line",
+    "ollama",
+    lines({"role": "user", "content": "See.", "images": [PNG]}, {"role": "assistant", "content": "Seen."}),
+    (["user: See. [image]", "assistant: Seen."],),
+)
+
+# LangChain, LangSmith, LlamaIndex
+
+
+def constructor(kind: str, **kwargs: Any) -> dict[str, Any]:
+    return {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", kind], "kwargs": kwargs}
+
+
+USED = {"name": "add", "args": {"a": 1}, "id": "c1", "type": "tool_call"}
+LANGCHAIN_DUMPED = Sample(
+    "constructors, of which fields with defaults are absent",
+    "langchain",
+    json.dumps(
+        [
+            constructor("SystemMessage", content="Add.", type="system"),
+            constructor("HumanMessage", content="1 and 1?", type="human"),
+            constructor(
+                "AIMessage",
+                content=[
+                    {"type": "thinking", "thinking": "Add.", "signature": "x"},
+                    {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
+                ],
+                type="ai",
+                tool_calls=[USED],
+            ),
+            constructor("ToolMessage", content="2", type="tool", tool_call_id="c1", status="success"),
+            constructor("AIMessageChunk", content="Two.", type="AIMessageChunk"),
+        ]
+    ),
+    (["system: Add.", "user: 1 and 1?", 'assistant: (Add.) add({"a": 1})', "tool: 2", "assistant: Two."],),
+)
+LANGCHAIN_DICTS = Sample(
+    "messages_to_dict",
+    "langchain",
+    json.dumps(
+        [
+            {
+                "type": "human",
+                "data": {"content": "Hi", "additional_kwargs": {}, "type": "human", "name": None, "id": None},
+            },
+            {
+                "type": "ai",
+                "data": {"content": "Hello", "tool_calls": [], "usage_metadata": None, "id": "run-1", "type": "ai"},
+            },
+        ]
+    ),
+    (["user: Hi", "assistant: Hello"],),
+)
+LANGCHAIN_STATE = Sample(
+    "a state with messages",
+    "langchain",
+    json.dumps(
+        {"messages": [constructor("HumanMessage", content="Hi"), constructor("AIMessage", content="Ho")]}, indent=1
+    ),
+    (["user: Hi", "assistant: Ho"],),
+)
+
+
+def run(
+    identity: str, kind: str, inputs: Any, outputs: Any, parent: str | None = None, trace: str = "t1", **fields: Any
+) -> dict[str, Any]:
+    at = fields.pop("at", "2026-05-01T10:00:00")
+    return {
+        "id": identity,
+        "name": identity,
+        "run_type": kind,
+        "start_time": at,
+        "end_time": at,
+        "inputs": inputs,
+        "outputs": outputs,
+        "parent_run_id": parent,
+        "trace_id": trace,
+        **fields,
+    }
+
+
+ASKED, REPLIED = (
+    constructor("HumanMessage", content="Hi", type="human"),
+    constructor("AIMessage", content="Ho", type="ai"),
+)
+LANGSMITH_GRAPH = Sample(
+    "a graph with its steps, in a thread of two traces",
+    "langsmith",
+    lines(
+        run(
+            "g",
+            "chain",
+            {"messages": [["user", "Hi"]]},
+            {"messages": [ASKED, REPLIED]},
+            extra={"metadata": {"thread_id": "th"}},
+        ),
+        run("s", "chain", {"messages": [ASKED]}, {"update": {"messages": [REPLIED]}, "goto": "end"}, parent="g"),
+        run("m", "llm", {"messages": [[ASKED]]}, {"generations": [[{"text": "Ho", "message": REPLIED}]]}, parent="s"),
+        run(
+            "g2",
+            "chain",
+            {"messages": [["user", "And the heron?"]]},
+            {"messages": [ASKED, REPLIED, {"type": "human", "content": "And the heron?"}, {"type": "ai", "content": "No."}]},
+            trace="t2",
+            at="2026-05-01T11:00:00",
+            extra={"metadata": {"thread_id": "th"}},
+        ),
+    ),
+    (["user: Hi", "assistant: Ho", "user: And the heron?", "assistant: No."],),
+    title="g",
+)
+LANGSMITH_MODELS = Sample(
+    "models under a chain that has no messages",
+    "langsmith",
+    json.dumps(
+        [
+            run("c", "chain", {"topic": ["x"]}, {"done": True}),
+            run(
+                "m1",
+                "llm",
+                {"messages": [[ASKED]]},
+                {"generations": [[{"text": "Ho", "message": REPLIED}]]},
+                parent="c",
+            ),
+            run(
+                "m2",
+                "llm",
+                {"messages": [[ASKED, REPLIED, constructor("HumanMessage", content="More")]]},
+                {"generations": [[{"text": "No", "message": constructor("AIMessage", content="No")}]]},
+                parent="c",
+                at="2026-05-01T10:00:09",
+            ),
+        ]
+    ),
+    (["user: Hi", "assistant: Ho", "user: More", "assistant: No"],),
+    title="c",
+)
+LANGSMITH_OPENAI = Sample(
+    "wrap_openai",
+    "langsmith",
+    lines(
+        run(
+            "o",
+            "llm",
+            {"messages": [{"role": "user", "content": "Add."}], "model": "gpt-5"},
+            {
+                "choices": [{"index": 0, "message": {"role": "assistant", "content": None, "tool_calls": [CALLED]}}],
+                "usage": {},
+            },
+        ),
+        run("p", "chain", {"input": "What?"}, {"output": "That."}, trace="t2", at="2026-05-02T10:00:00"),
+    ),
+    (
+        ["user: Add.", 'assistant: add({"a": 1})', "tool: (no result: the transcript has none for this call)"],
+        ["user: What?", "assistant: That."],
+    ),
+    left_out={"calls without a result, with a note in its place": 1},
+    title="o",
+)
+LLAMA_STORE = {
+    "store": {
+        "ann": [
+            {
+                "role": "user",
+                "additional_kwargs": {},
+                "blocks": [
+                    {"block_type": "text", "text": "Add."},
+                    {"block_type": "image", "image": PNG, "path": None, "url": None, "image_mimetype": "image/png"},
+                ],
+            },
+            {
+                "role": "assistant",
+                "additional_kwargs": {},
+                "blocks": [
+                    {"block_type": "thinking", "content": "Easy.", "num_tokens": None},
+                    {"block_type": "tool_call", "tool_call_id": "c1", "tool_name": "add", "tool_kwargs": {"a": 1}},
+                ],
+            },
+            {
+                "role": "tool",
+                "additional_kwargs": {"tool_call_id": "c1", "name": "add"},
+                "blocks": [{"block_type": "text", "text": "2"}],
+            },
+        ],
+        "bob": [{"role": "user", "content": "Old.", "additional_kwargs": {}}],
+    },
+    "class_name": "SimpleChatStore",
+}
+LLAMA_TOLD = (["user: Add. [image]", 'assistant: (Easy.) add({"a": 1})', "tool: 2"], ["user: Old."])
+LLAMAINDEX = Sample("a chat store", "llamaindex", json.dumps(LLAMA_STORE), LLAMA_TOLD, title="ann")
+LLAMAINDEX_OLD = Sample(
+    "a chat store as JSON in a text", "llamaindex", json.dumps(json.dumps(LLAMA_STORE)), LLAMA_TOLD, title="ann"
+)
+LLAMAINDEX_BARE = Sample(
+    "messages alone",
+    "llamaindex",
+    lines(*LLAMA_STORE["store"]["ann"]),  # type: ignore[index]
+    (LLAMA_TOLD[0],),
+)
+
+# Vercel and OpenTelemetry
+
+VERCEL = Sample(
+    "steps with tools in every state",
+    "vercel",
+    json.dumps(
+        [
+            {
+                "id": "m1",
+                "role": "user",
+                "parts": [
+                    {"type": "text", "text": "Weather?"},
+                    {"type": "file", "mediaType": "image/png", "url": "data:image/png;base64,AA"},
+                ],
+            },
+            {
+                "id": "m2",
+                "role": "assistant",
+                "metadata": {"createdAt": 1_780_000_000_000},
+                "parts": [
+                    {"type": "step-start"},
+                    {"type": "reasoning", "text": "I ask.", "state": "done"},
+                    {
+                        "type": "tool-weather",
+                        "toolCallId": "c1",
+                        "state": "output-available",
+                        "input": {"city": "Bern"},
+                        "output": {"sky": "clear"},
+                    },
+                    {
+                        "type": "dynamic-tool",
+                        "toolName": "wind",
+                        "toolCallId": "c2",
+                        "state": "output-error",
+                        "input": {},
+                        "errorText": "no wind",
+                    },
+                    {"type": "text", "text": "Clear.", "state": "done"},
+                    {"type": "step-start"},
+                    {"type": "data-weather", "data": {"text": "for the page"}},
+                    {"type": "tool-pay", "toolCallId": "c3", "state": "approval-requested", "input": {"sum": 1}},
+                ],
+            },
+        ]
+    ),
+    (
+        [
+            "user: Weather? [image]",
+            'assistant: (I ask.) weather({"city": "Bern"}) wind({})',
+            'tool: {"sky": "clear"}',
+            "tool: no wind",
+            "assistant: Clear.",
+            'assistant: pay({"sum": 1})',
+            "tool: (no result: the transcript has none for this call)",
+        ],
+    ),
+    left_out={"parts of the type 'data-weather'": 1, "calls without a result, with a note in its place": 1},
+)
+VERCEL_CHAT = Sample(
+    "a chat with an id",
+    "vercel",
+    json.dumps({"id": "chat-1", "messages": [{"id": "a", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}]}),
+    (["user: Hi"],),
+)
+VERCEL_OLD = Sample(
+    "tool invocations of before",
+    "vercel",
+    lines(
+        {"id": "a", "role": "user", "content": "Hi", "parts": [{"type": "text", "text": "Hi"}]},
+        {
+            "id": "b",
+            "role": "assistant",
+            "content": "Ho",
+            "parts": [
+                {
+                    "type": "tool-invocation",
+                    "toolInvocation": {
+                        "state": "result",
+                        "toolCallId": "c",
+                        "toolName": "f",
+                        "args": {},
+                        "result": "r",
+                    },
+                },
+                {"type": "text", "text": "Ho"},
+            ],
+        },
+    ),
+    (["user: Hi", "assistant: f({})", "tool: r", "assistant: Ho"],),
+)
+
+
+def otel_text(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+def otlp(name: str, start: int, attributes: dict[str, Any], trace: str = "aa", **fields: Any) -> dict[str, Any]:
+    held = [
+        {"key": key, "value": {"stringValue": value if isinstance(value, str) else json.dumps(value)}}
+        for key, value in attributes.items()
+    ]
+    return {
+        "traceId": trace,
+        "spanId": name,
+        "name": name,
+        "startTimeUnixNano": str(1_780_000_000_000_000_000 + start),
+        "attributes": held,
+        **fields,
+    }
+
+
+def exported(*spans: dict[str, Any]) -> dict[str, Any]:
+    return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {}, "spans": [*spans]}]}]}
+
+
+OTEL_CALL = {
+    "role": "assistant",
+    "parts": [
+        {"type": "reasoning", "content": "I add."},
+        {"type": "tool_call", "id": "c1", "name": "add", "arguments": {"a": 1}},
+    ],
+}
+OTEL_RESULT = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "2"}]}
+OTEL_SPANS = Sample(
+    "spans that repeat the history",
+    "opentelemetry",
+    lines(
+        exported(
+            otlp(
+                "two",
+                20,
+                {
+                    "gen_ai.system_instructions": [{"type": "text", "content": "Add."}],
+                    "gen_ai.input.messages": [otel_text("user", "1 and 1?"), OTEL_CALL, OTEL_RESULT],
+                    "gen_ai.output.messages": [{**otel_text("assistant", "Two."), "finish_reason": "stop"}],
+                    "gen_ai.conversation.id": "conv",
+                },
+            ),
+            otlp(
+                "one",
+                10,
+                {
+                    "gen_ai.system_instructions": [{"type": "text", "content": "Add."}],
+                    "gen_ai.input.messages": [otel_text("user", "1 and 1?")],
+                    "gen_ai.output.messages": [{**OTEL_CALL, "finish_reason": "tool_call"}],
+                    "gen_ai.conversation.id": "conv",
+                },
+            ),
+            otlp("http", 5, {"url.full": "http://x", "user_agent.original": "python and more words"}),
+        )
+    ),
+    (["system: Add.", "user: 1 and 1?", 'assistant: (I add.) add({"a": 1})', "tool: 2", "assistant: Two."],),
+)
+
+
+def event(name: str, **body: Any) -> dict[str, Any]:
+    attributes = {key: value if isinstance(value, str) else json.dumps(value) for key, value in body.items()}
+    return {"name": name, "timestamp": "2026-05-01T10:00:01Z", "attributes": {"gen_ai.system": "openai", **attributes}}
+
+
+OTEL_EVENTS = Sample(
+    "events of the older conventions, as the console shows a span",
+    "opentelemetry",
+    json.dumps(
+        {
+            "name": "chat gpt-4",
+            "context": {"trace_id": "0xaa", "span_id": "0x1", "trace_state": "[]"},
+            "kind": "SpanKind.CLIENT",
+            "parent_id": None,
+            "start_time": "2026-05-01T10:00:00.000000Z",
+            "attributes": {"gen_ai.request.model": "gpt-4"},
+            "events": [
+                event("gen_ai.system.message", content="Be brief."),
+                event("gen_ai.user.message", content="Time?"),
+                event(
+                    "gen_ai.assistant.message",
+                    tool_calls=[{"id": "c1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}],
+                ),
+                event("gen_ai.tool.message", id="c1", content="noon"),
+                event(
+                    "gen_ai.choice",
+                    index="0",
+                    finish_reason="stop",
+                    message={"role": "assistant", "content": "It is noon."},
+                ),
+            ],
+        },
+        indent=4,
+    ),
+    (["system: Be brief.", "user: Time?", "assistant: clock({})", "tool: noon", "assistant: It is noon."],),
+)
+OTEL_LOGS = Sample(
+    "events as logs",
+    "opentelemetry",
+    lines(
+        {
+            "resourceLogs": [
+                {
+                    "scopeLogs": [
+                        {
+                            "logRecords": [
+                                {
+                                    "timeUnixNano": "1780000000000000000",
+                                    "traceId": "bb",
+                                    "spanId": "1",
+                                    "eventName": f"gen_ai.{name}",
+                                    "body": {
+                                        "kvlistValue": {"values": [{"key": "content", "value": {"stringValue": text}}]}
+                                    }
+                                    if name != "choice"
+                                    else {
+                                        "kvlistValue": {
+                                            "values": [
+                                                {
+                                                    "key": "message",
+                                                    "value": {
+                                                        "kvlistValue": {
+                                                            "values": [
+                                                                {"key": "content", "value": {"stringValue": text}}
+                                                            ]
+                                                        }
+                                                    },
+                                                }
+                                            ]
+                                        }
+                                    },
+                                }
+                                for name, text in (("user.message", "Ping?"), ("choice", "Pong."))
+                            ]
+                        }
+                    ]
+                }
+            ]
+        }
+    ),
+    (["user: Ping?", "assistant: Pong."],),
+)
+CHAT_ROWS = Sample(
+    "an array of messages",
+    "chat",
+    json.dumps([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]),
+    (["user: Hi", "assistant: Ho"],),
+)
+SAMPLES: Sequence[Sample] = tuple(value for value in [*globals().values()] if isinstance(value, Sample))

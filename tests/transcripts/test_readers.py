@@ -191,7 +191,7 @@ def test_what_is_no_transcript(tmp_path: Path) -> None:
         ('{"title": "x", "current_node": "y", "tree": {}}', ImportLineError, "resembles chatgpt most.*name it"),
         ('{"a": 1}', ImportLineError, "resembles none"),
         ("[1, 2]", ImportLineError, "item 1: .*fields: none"),
-        ('[{"messages": {}}] 1', ImportLineError, "more behind the file's array"),
+        ('[{"messages": []}] 1', ImportLineError, "more behind the file's array"),
         ('{"mapping": ' + "[" * 100_000, ImportLineError, "nested too deeply"),
         ("(\udce9", ImportLineError, "not UTF-8"),
         ("(\udcb5/\udcfd and more", ConfigError, "zstd -d"),

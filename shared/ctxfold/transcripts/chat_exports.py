@@ -8,7 +8,7 @@ from typing import Any
 
 from ctxfold.errors import MessageError
 from ctxfold.messages import MediaPart, Part, ReasoningPart, Role, TextPart, ToolCallPart, ToolResultPart, check_role
-from ctxfold.transcripts.blocks import add_blocks
+from ctxfold.transcripts.chat_messages import add_parts, parts_of
 from ctxfold.transcripts.conversation import (
     Conversation,
     ConversationBuilder,
@@ -205,4 +205,5 @@ def _add_claude_message(builder: ConversationBuilder, name: str, message: Row) -
         told = (as_text(file.get("file_name")), as_text(file.get("extracted_content")))
         blocks.append({"type": "text", "text": "\n".join(filter(None, told))})
     blocks += [placeholder("file", as_text(file.get("file_name"))) for file in as_dicts(message.get("files"))]
-    add_blocks(builder, _CLAUDE_ROLES[sender], blocks, id=name, at=message.get("created_at"))
+    fields = {"id": name, "at": message.get("created_at")}
+    add_parts(builder, _CLAUDE_ROLES[sender], parts_of(builder, blocks), fields)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ctxfold.errors import MessageError
-from ctxfold.messages import Part, ReasoningPart, ToolCallPart, ToolResultPart, Usage
-from ctxfold.transcripts.blocks import PROGRAM, add_blocks, spoken, text_blocks
+from ctxfold.messages import ReasoningPart, ToolCallPart, ToolResultPart, Usage
+from ctxfold.transcripts.chat_messages import add_message, add_parts, parts_of, result_parts
 from ctxfold.transcripts.conversation import (
     Conversation,
     ConversationBuilder,
@@ -18,7 +18,6 @@ from ctxfold.transcripts.conversation import (
     branches_beside,
     check_fields,
     json_text,
-    media,
     need,
     numbered,
     path_to,
@@ -28,10 +27,29 @@ from ctxfold.transcripts.conversation import (
 )
 from ctxfold.validation import as_dict, as_dicts, as_list, as_text, is_a
 
+PROGRAM = "texts of the program"
 _SUMMARY = "summaries of compactions, whose messages are all here"
 _NOTICE = "notices of the program"
 _TAKEN_BACK = "messages that were taken back"
 Lines: TypeAlias = dict[str, tuple[int, Row]]  # by their ids
+
+
+def without_elements(text: str, names: str) -> str:
+    """Returns a text without the elements of these names (`a|b`) at its beginning and at its end."""
+    element = rf"<({names})\b[^>]*>.*?</\{{}}>\s*"
+    return re.sub(rf"\A(?:\s*{element.format(1)})+|\s*{element.format(2)}\Z", "", text, flags=re.DOTALL)
+
+
+def spoken(builder: ConversationBuilder, blocks: Iterable[Row], names: str) -> list[dict[str, Any]]:
+    """Returns the blocks of a user's message without the texts that a program put there, as elements of these names."""
+    found = [(b, without_elements(b["text"], names) if isinstance(b.get("text"), str) else "-") for b in blocks]
+    builder.left_out[PROGRAM] += sum(b.get("text", text) != text for b, text in found)
+    return [{**b, "text": text} if "text" in b else {**b} for b, text in found if text.strip()]
+
+
+def text_blocks(content: object, what: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else rows(content, what)
+
 
 # Claude Code
 
@@ -117,7 +135,7 @@ def _add_claude_line(builder: ConversationBuilder, line: Row) -> None:
     fields: dict[str, Any] = {"id": line["uuid"], "at": line.get("timestamp")}
     kind, queued = line["type"], as_dict(line.get("attachment"))
     if queued.get("type") == "queued_command" and queued.get("commandMode", "prompt") == "prompt":
-        add_blocks(builder, "user", queued.get("prompt"), **fields)
+        add_parts(builder, "user", parts_of(builder, queued.get("prompt")), fields)
     if kind not in ("user", "assistant"):
         return
     message = need(line, "message", dict, f"a line of the type {kind!r}")
@@ -132,7 +150,7 @@ def _add_claude_line(builder: ConversationBuilder, line: Row) -> None:
         said = content if "origin" in line else spoken(builder, content, _CLAUDE_TAGS)
         kept = [block for block in said if not as_text(block.get("text")).startswith("[Request interrupted by user")]
         builder.left_out[PROGRAM] += len(said) - len(kept)
-        add_blocks(builder, "user", kept, **fields)
+        add_parts(builder, "user", parts_of(builder, kept), fields)
     else:
         spent = as_dict(message.get("usage"))
         read, written = (int(spent.get(f"cache_{name}_input_tokens") or 0) for name in ("read", "creation"))
@@ -140,7 +158,7 @@ def _add_claude_line(builder: ConversationBuilder, line: Row) -> None:
             int(spent.get("input_tokens") or 0) + read + written, int(spent.get("output_tokens") or 0), read, written
         )
         fields |= {"model": message.get("model"), "reply": message.get("id"), "usage": usage if spent else None}
-        add_blocks(builder, "assistant", content, **fields)
+        add_parts(builder, "assistant", parts_of(builder, content), fields)
 
 
 # Codex
@@ -168,7 +186,7 @@ def codex(values: Numbered) -> Iterator[Conversation]:
                 model = as_text(payload.get("model")) or model
             elif kind == "response_item" or (kind == "compacted" and not before):  # else what it replaces is above
                 for item in [payload] if kind == "response_item" else as_dicts(payload.get("replacement_history")):
-                    _codex_item(builder, item, at, model)
+                    add_item(builder, item, at, model)
                 if not builder.rows and kind == "compacted":
                     builder.add("user", texts(as_text(payload.get("message"))), at=at, kind="summary")
                 turns += [before] if before < len(builder.rows) and builder.rows[-1][0].role == "user" else []
@@ -184,7 +202,9 @@ def codex(values: Numbered) -> Iterator[Conversation]:
     yield builder.conversation()
 
 
-def _codex_item(builder: ConversationBuilder, item: Row, at: object, model: str) -> None:
+def add_item(builder: ConversationBuilder, item: Row, at: object, model: str) -> None:
+    """Adds an item of the Responses API, as Codex keeps them."""
+    item = {"type": "message", **item} if "role" in item else item
     kind, call = need(item, "type", str, "an item"), as_text(item.get("call_id") or item.get("id"))
     what = f"an item of the type {kind!r}"
     if kind == "message":
@@ -194,7 +214,8 @@ def _codex_item(builder: ConversationBuilder, item: Row, at: object, model: str)
         blocks = rows(item.get("summary"), what) + rows(item.get("content"), what)
         thought = "\n\n".join(need(block, "text", str, "a reasoning") for block in blocks)
         builder.left_out["reasonings that are encrypted"] += not thought
-        builder.add("assistant", [ReasoningPart(thought)] if thought else [], at=at, model=model)
+        if thought:
+            builder.add("assistant", [ReasoningPart(thought)], at=at, model=model)
     elif kind.endswith("_call"):
         name = next((field for field in _ARGUMENTS if field in item), "arguments")
         check_fields(item, f"{name} name result", what)
@@ -204,7 +225,9 @@ def _codex_item(builder: ConversationBuilder, item: Row, at: object, model: str)
     elif kind.endswith("_output"):
         name = "tools" if "tools" in item else "output"
         check_fields(item, f"{name} name", what)
-        builder.add("tool", _codex_output(call, need(item, name, object, what)), at=at)
+        told = need(item, name, object, what)
+        told = as_dict(told).get("content") if set(as_dict(told)) == {"content", "success"} else told
+        builder.add("tool", result_parts(ToolResultPart(call, ""), told), at=at)
     elif kind in _CODEX_SILENT:
         builder.left_out[f"items of the type {kind!r}"] += 1
     else:
@@ -212,7 +235,10 @@ def _codex_item(builder: ConversationBuilder, item: Row, at: object, model: str)
 
 
 def _codex_message(builder: ConversationBuilder, item: Row, at: object, model: str) -> None:
-    role, blocks = need(item, "role", str, "a message"), rows(need(item, "content", list, "a message"), "a content")
+    role, blocks = (
+        need(item, "role", str, "a message"),
+        text_blocks(need(item, "content", object, "a message"), "a content"),
+    )
     check_fields(item, "content metadata", "a message")
     for block in blocks:
         check_fields(block, "text image_url annotations logprobs", "a part of a message")
@@ -226,20 +252,8 @@ def _codex_message(builder: ConversationBuilder, item: Row, at: object, model: s
         said = [{**b, "text": _AGENTS_FILE.sub("", b["text"])} if "text" in b else b for b in said]
         blocks = spoken(builder, said, _CODEX_TAGS)
     if blocks:
-        builder.add_row(
-            {"role": role, "content": blocks}, id=item.get("id"), at=at, model=model if role == "assistant" else ""
-        )
-
-
-def _codex_output(call: str, output: object) -> list[Part]:
-    """Returns a result and its media: a text, a list of parts, or an object with a content."""
-    if is_a(output, dict) and as_dict(output).keys() <= {"content", "success"}:
-        output = as_dict(output).get("content")
-    blocks = as_dicts(output)
-    if not blocks or not all(as_text(block.get("type")).startswith("input_") for block in blocks):
-        return [ToolResultPart(call, output if isinstance(output, str) else json_text(output))]
-    said = [need(block, "text", str, "a result") for block in blocks if block["type"] == "input_text"]
-    return [ToolResultPart(call, "\n".join(said)), *(media(b) for b in blocks if b["type"] != "input_text")]
+        fields: dict[str, Any] = {"id": item.get("id"), "at": at, "model": model if role == "assistant" else ""}
+        add_message(builder, {"role": role, "content": blocks}, **fields)
 
 
 # Gemini CLI
@@ -306,30 +320,31 @@ def _add_gemini(builder: ConversationBuilder, name: str, message: Row) -> None:
     kind, what = need(message, "type", str, "a message"), "a message"
     check_fields(message, "content displayContent toolCalls thoughts tokens model", what)
     fields: dict[str, Any] = {"id": name, "at": message.get("timestamp")}
-    parts = _gemini_parts(need(message, "content", object, what))
+    blocks = _gemini_blocks(need(message, "content", object, what))
     if kind in ("info", "warning", "error"):
         builder.left_out[_NOTICE] += 1
     elif kind == "user":
-        shown = _gemini_parts(message.get("displayContent")) or parts
-        builder.left_out["files that a question names"] += shown != parts
+        shown = _gemini_blocks(message.get("displayContent")) or blocks
+        builder.left_out["files that a question names"] += shown != blocks
         # results are with their calls
-        asked = [part for part in spoken(builder, shown, _GEMINI_TAGS) if "functionResponse" not in part]
-        if asked:
-            builder.add_row({"role": "user", "parts": asked}, **fields)
+        asked = [b for b in spoken(builder, shown, _GEMINI_TAGS) if b.get("type") != "tool_result"]
+        add_parts(builder, "user", parts_of(builder, asked), fields)
     elif kind == "gemini":
         thoughts = rows(message.get("thoughts"), "thoughts")
         told = [f"{as_text(t.get('subject'))}\n{need(t, 'description', str, 'a thought')}".strip() for t in thoughts]
-        said: list[Row] = [{"text": "\n\n".join(told), "thought": True}] if told else []
         calls = rows(message.get("toolCalls"), "calls")
-        said += [part for part in parts if not calls or "functionCall" not in part]
-        said += [
-            {"functionCall": {key: need(call, key, object, "a call") for key in ("id", "name", "args")}}
+        said = [
+            {"type": "thinking", "text": "\n\n".join(told)},
+            *(b for b in blocks if not calls or b["type"] != "tool_call"),
+        ]
+        made = [
+            {"type": "tool_call", **{key: need(call, key, object, "a call") for key in ("id", "name", "args")}}
             for call in calls
         ]
         spent = {key: count for key, count in as_dict(message.get("tokens")).items() if is_a(count, int)}
         usage = Usage(spent.get("input", 0), spent.get("output", 0) + spent.get("thoughts", 0), spent.get("cached", 0))
         fields |= {"model": message.get("model"), "usage": usage if spent else None}
-        builder.add_row({"role": "model", "parts": said}, **fields)
+        builder.add("assistant", parts_of(builder, said + made), **fields)
         for call in calls:
             _add_gemini_result(builder, call, fields["at"])
     else:
@@ -338,21 +353,39 @@ def _add_gemini(builder: ConversationBuilder, name: str, message: Row) -> None:
 
 def _add_gemini_result(builder: ConversationBuilder, call: Row, at: object) -> None:
     check_fields(call, "args result resultDisplay displayName description", "a call")
-    outcome = _gemini_parts(call.get("result")) or _gemini_parts(as_text(call.get("resultDisplay")))
-    if outcome and not any("functionResponse" in part for part in outcome):
-        key = "error" if call.get("status") in ("error", "cancelled") else "output"
-        said = "\n".join(part["text"] for part in outcome if "text" in part)
-        answer = {"functionResponse": {"id": call.get("id"), "name": call.get("name"), "response": {key: said}}}
-        outcome = [answer, *(part for part in outcome if "text" not in part)]
-    if outcome:
-        builder.add_row({"role": "user", "parts": outcome}, at=at)
+    blocks = _gemini_blocks(call.get("result")) or _gemini_blocks(as_text(call.get("resultDisplay")))
+    told = [block.get("content") or block.get("text") for block in blocks if block["type"] in ("tool_result", "text")]
+    others = [block for block in blocks if block["type"] not in ("tool_result", "text")]
+    failed = call.get("status") in ("error", "cancelled") or any(block.get("is_error") for block in blocks)
+    if blocks:
+        result = ToolResultPart(as_text(call.get("id")), "\n".join(map(str, told)), as_text(call.get("name")), failed)
+        builder.add("tool", [result, *parts_of(builder, others)], at=at)
 
 
-def _gemini_parts(content: object) -> list[Row]:
-    """Returns the parts of a content: a text, a part, or a list of both."""
-    items = as_list(content) if is_a(content, list) else [] if content is None else [content]
-    found: list[Row] = rows([{"text": item} if isinstance(item, str) else item for item in items], "a content")  # type: ignore[assignment]
-    for part in found:
-        if not part.keys() & _GEMINI_PARTS:
-            raise MessageError(f"a part of a content is not known (fields: {', '.join(part)})")
-    return [part for part in found if part.get("text") != ""]
+def _gemini_blocks(content: object) -> list[dict[str, Any]]:
+    """Returns the parts of a content (a text, a part, or a list of both) as blocks."""
+    items = as_list(content) if is_a(content, list) else [content] if content else []
+    blocks: list[dict[str, Any]] = []
+    for part in rows([{"text": item} if isinstance(item, str) else item for item in items], "a content"):
+        call, answer = as_dict(part.get("functionCall")), as_dict(part.get("functionResponse"))
+        response = as_dict(answer.get("response"))
+        plain = next(
+            (key for key in ("output", "error") if isinstance(response.get(key), str) and len(response) == 1), ""
+        )
+        check_fields(
+            part, "text functionCall functionResponse inlineData fileData thoughtSignature", "a part of a content"
+        )
+        if answer:
+            told = response[plain] if plain else json_text(need(answer, "response", object, "a result"))
+            blocks.append(
+                {"type": "tool_result", "id": answer.get("id"), "content": told, "is_error": plain == "error"}
+            )
+        elif call:
+            blocks.append({"type": "tool_call", **call})
+        elif "text" in part:
+            blocks.append(
+                {"type": "thinking" if part.get("thought") else "text", "text": need(part, "text", str, "a part")}
+            )
+        else:
+            blocks.append({"type": "", **part})
+    return [block for block in blocks if block.get("text") != ""]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from ctxfold.connect import LineCodec
 from ctxfold.errors import CtxError, ImportLineError, MessageError
 from ctxfold.history.cuts import made_call_id, with_known_calls, with_results_together
 from ctxfold.messages import (
@@ -218,11 +217,6 @@ class ConversationBuilder:
         if reply:
             self._replies[as_text(reply)] = len(self.rows) - 1
 
-    def add_row(self, row: Row, **fields: Any) -> None:
-        """Adds a message in a provider's shape; raises MessageError for one whose text would be lost."""
-        message = LineCodec().read(json_text(row), lambda: "new")
-        self.add(message.role, message.parts, **fields)
-
     def _named(self, parts: Iterable[Part]) -> Iterator[Part]:
         for place, part in enumerate(parts):
             unnamed = isinstance(part, ToolCallPart) and not part.id
@@ -276,5 +270,6 @@ class ConversationBuilder:
             waiting = {call.id: call for call in message.tool_calls} if message else {}
 
 
-def media(block: Row) -> MediaPart:
-    return MediaPart(as_text(block.get("type")).removeprefix("input_").removesuffix("_url") or "file", json_text(block))
+def media(block: Row, mime: str = "") -> MediaPart:
+    kind = as_text(block.get("type")).removeprefix("input_").removesuffix("_url")
+    return MediaPart(kind or mime.partition("/")[0] or "file", json_text(block), mime or None)

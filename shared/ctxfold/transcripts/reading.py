@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -12,8 +13,10 @@ from ctxfold.errors import ConfigError, ImportLineError
 from ctxfold.transcripts.chat_exports import chatgpt, claude_ai
 from ctxfold.transcripts.coding_agents import claude_code, codex, gemini_cli
 from ctxfold.transcripts.conversation import Conversation, Numbered, Row, numbered, words
+from ctxfold.transcripts.datasets import openai_batch, openai_finetuning, sharegpt
+from ctxfold.transcripts.frameworks import langsmith, llamaindex, message_lists, opentelemetry
 from ctxfold.transcripts.values import file_values
-from ctxfold.validation import as_dict, is_a
+from ctxfold.validation import as_dict, as_list, is_a, read_json
 
 MESSAGES = "messages"
 _MESSAGE = words("content ctxfold output parts role tool_calls")  # fields of a line that is a message
@@ -35,7 +38,9 @@ class Format:
     marks: str = ""
 
     def recognises(self, value: Row) -> bool:
-        return value.keys() >= words(self.required) or not words(self.marks).isdisjoint(value)
+        messages = value.get("messages")
+        keys = value.keys() | as_dict(as_list(messages)[0] if messages and is_a(messages, list) else None).keys()
+        return keys >= words(self.required) or not words(self.marks).isdisjoint(keys)
 
     def resembled(self, value: Row) -> int:
         return len(value.keys() & words(f"{self.required} {self.marks} {self.usual}"))
@@ -49,6 +54,20 @@ FORMATS: Mapping[str, Format] = {
         "sessionId projectHash", "messages startTime lastUpdated", whole=gemini_cli, marks="$set $rewindTo"
     ),
     "claude-code": Format("type sessionId", "uuid message timestamp", whole=claude_code, marks="parentUuid leafUuid"),
+    "langsmith": Format("id run_type inputs", "name trace_id outputs start_time", whole=langsmith),
+    "opentelemetry": Format(
+        "attributes context", "name", whole=opentelemetry, marks="resourceSpans resourceLogs trace_id"
+    ),
+    "openai-batch": Format("custom_id", "response body method url", openai_batch),
+    "sharegpt": Format("conversations", "system tools images", sharegpt),
+    "llamaindex": Format("role blocks", "class_name additional_kwargs", whole=llamaindex, marks="store"),
+    "langchain": Format("type data", "kwargs", whole=partial(message_lists, "langchain"), marks="lc"),
+    "ollama": Format(
+        "model messages", "content", whole=partial(message_lists, "ollama"), marks="done images tool_name thinking"
+    ),
+    "vercel": Format("id role parts", "metadata", whole=partial(message_lists, "vercel")),
+    "openai-finetuning": Format("messages", "tools", openai_finetuning, marks="preferred_output"),
+    "chat": Format("role content", "tool_calls", whole=partial(message_lists, "chat")),
 }
 
 
@@ -71,8 +90,12 @@ def read_transcripts(
             f"format is {chosen!r}: use auto, {', '.join(FORMATS)}; lines of messages go to files.import_jsonl"
         )
     form, values = FORMATS[chosen], _objects(path, chosen, on_progress)
-    if form.whole is not None:
-        yield from form.whole((number, value) for number, _, value in values)
+    said = False
+    for found in form.whole((number, value) for number, _, value in values) if form.whole else ():
+        said = said or bool(found.messages)
+        yield found
+    if form.whole and not said:
+        raise ImportLineError(1, f"it resembles {chosen}, but the file holds no message")
     for number, unit, value in values if form.each else ():
         try:
             with numbered(number, chosen, unit):
@@ -92,12 +115,14 @@ def transcript_format(path: str | os.PathLike[str]) -> str:
     Raises ImportLineError for one that is not known, with the format that it resembles most.
     """
     first: tuple[int, str, Row] | None = None
-    for number, unit, value in islice(file_values(path), _LOOKED_AT):
+    for number, unit, value in islice(_values(path), _LOOKED_AT):
         row = as_dict(value)
         first = first or (number, unit, row)
-        found = next((name for name, form in FORMATS.items() if form.recognises(row)), None)
-        if found is not None or (unit == "line" and row.keys() & _MESSAGE):
-            return found or MESSAGES
+        found = next((name for name, form in FORMATS.items() if form.recognises(row)), "")
+        if unit == "line" and row.keys() & _MESSAGE and (found in ("", "chat") or "ctxfold" in row):
+            return MESSAGES
+        if found:
+            return found
     if first is None:
         raise ConfigError(f"{path} is empty: give the file that the other program wrote")
     number, unit, row = first
@@ -108,7 +133,15 @@ def transcript_format(path: str | os.PathLike[str]) -> str:
 
 
 def _objects(path: str | os.PathLike[str], form: str, on_progress: Progress | None) -> Iterator[tuple[int, str, Any]]:
-    for number, unit, value in file_values(path, on_progress):
+    for number, unit, value in _values(path, on_progress):
         if not is_a(value, dict):
             raise ImportLineError(number, f"it is no object, as each of {form} is: {str(value)[:60]!r}", unit)
         yield number, unit, value
+
+
+def _values(path: str | os.PathLike[str], on_progress: Progress | None = None) -> Iterator[tuple[int, str, Any]]:
+    """Yields the values of a file; of one that is JSON in a text, as older chat stores of LlamaIndex are, what the text holds."""
+    for number, unit, value in file_values(path, on_progress):
+        with numbered(number, "JSON within a text", unit):
+            held = read_json(value) if isinstance(value, str) else value
+        yield number, unit, held

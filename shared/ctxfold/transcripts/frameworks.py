@@ -1,0 +1,319 @@
+"""Reads what frameworks keep: LangChain's and Vercel's messages, LangSmith's runs, LlamaIndex's chat stores, OpenTelemetry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from ctxfold.errors import ImportLineError, MessageError
+from ctxfold.messages import Part, ReasoningPart, ToolCallPart, ToolResultPart, check_role
+from ctxfold.transcripts.chat_messages import add_message, join_history
+from ctxfold.transcripts.conversation import (
+    Conversation,
+    ConversationBuilder,
+    Numbered,
+    Row,
+    arguments_text,
+    check_fields,
+    json_text,
+    media,
+    need,
+    numbered,
+    rows,
+    seconds,
+    texts,
+)
+from ctxfold.validation import as_dict, as_dicts, as_list, as_text, is_a, read_json
+
+
+def message_lists(form: str, values: Numbered) -> Iterator[Conversation]:
+    """Reads objects with a list of messages, one conversation each, and bare messages, which are one conversation.
+
+    Pieces of a streamed reply, as Ollama sends them, are one message, behind the request before them.
+    """
+    builder, streamed = ConversationBuilder(form, 1), list[Row]()
+    for number, value in values:
+        with numbered(number, form):
+            held = value.get("messages")
+            if held is not None:
+                if builder.rows:
+                    yield builder.conversation()
+                builder = ConversationBuilder(
+                    form, number, value.get("id") or value.get("thread_id"), value.get("title")
+                )
+                check_fields(
+                    value, "messages system tools functions options format metadata title template", "a conversation"
+                )
+                for message in [{"role": "system", "content": value["system"]}] if value.get("system") else []:
+                    add_message(builder, message)
+                for message in need(value, "messages", list, "a conversation"):
+                    _add_any(builder, message)
+            elif "done" in value:
+                streamed.append(value)
+                if value["done"]:
+                    add_message(builder, _whole(streamed), at=streamed[0].get("created_at"))
+                    streamed = []
+            else:
+                _add_any(builder, value)
+    if streamed:
+        raise ImportLineError(
+            builder.number, f"it resembles {form}, but its reply is cut off: no piece says done: true"
+        )
+    yield builder.conversation()
+
+
+def _whole(pieces: Iterable[Row]) -> Row:
+    whole: dict[str, Any] = {}
+    for piece in pieces:
+        message = need(piece, "message", dict, "a piece of a reply")
+        for key, value in message.items():
+            whole[key] = value if key == "role" or key not in whole else whole[key] + value
+    return whole
+
+
+def _add_any(builder: ConversationBuilder, message: object) -> None:
+    row = as_dict(message)
+    if is_a(row.get("parts"), list) and all("type" in part for part in as_dicts(row["parts"])):
+        _add_ui_message(builder, row)
+    else:
+        add_message(builder, message, at=row.get("created_at") or row.get("createdAt"))
+
+
+def _add_ui_message(builder: ConversationBuilder, message: Row) -> None:
+    """Adds a message of Vercel's AI SDK: its calls hold their results, and what follows these is a later message of the model."""
+    role = check_role(message.get("role"))
+    fields: dict[str, Any] = {
+        "id": message.get("id"),
+        "at": as_dict(message.get("metadata")).get("createdAt") or message.get("createdAt"),
+    }
+    check_fields(message, "parts metadata" + (" content" if message["parts"] else ""), "a message")
+    said, results = list[Part](), list[Part]()
+
+    def flush() -> None:
+        if said:
+            builder.add(role, said, **fields)
+        builder.add("tool", results, at=fields["at"])
+        said.clear()
+        results.clear()
+
+    for part in rows(message["parts"], "the parts of a message"):
+        kind = need(part, "type", str, "a part")
+        what = f"a part of the type {kind!r}"
+        tool = kind.removeprefix("tool-") if kind.startswith("tool-") else as_text(part.get("toolName"))
+        if tool and (kind.startswith("tool-") or kind == "dynamic-tool"):
+            _add_tool_part(as_dict(part.get("toolInvocation")) or part, tool, said, results)
+            continue
+        if results or kind == "step-start":
+            flush()
+        if kind in ("text", "reasoning"):
+            check_fields(part, "text type state providerMetadata", what)
+            text = need(part, "text", str, what)
+            said += [ReasoningPart(text)] if kind == "reasoning" and text else texts(text)
+        elif kind == "file":
+            name = as_text(part.get("mediaType")).partition("/")[0]
+            said.append(
+                media({"type": "image_url", "image_url": {"url": part.get("url")}} if name == "image" else part)
+            )
+        elif kind.startswith(("data-", "source-")):
+            builder.left_out[f"parts of the type {kind!r}"] += 1
+        elif kind != "step-start":
+            builder.unknown(part, "type", what)
+    flush()
+
+
+def _add_tool_part(part: Row, tool: str, said: list[Part], results: list[Part]) -> None:
+    check_fields(
+        part,
+        "input args rawInput output result errorText title providerMetadata callProviderMetadata approval",
+        "a call",
+    )
+    call, state = need(part, "toolCallId", str, "a call"), as_text(part.get("state"))
+    given = next((part[key] for key in ("input", "args", "rawInput") if key in part), None)
+    said.append(ToolCallPart(call, as_text(part.get("toolName")) or tool, arguments_text(given)))
+    if state in ("output-available", "result"):
+        told: object = need(part, "output" if "output" in part else "result", object, "a call")
+        results.append(ToolResultPart(call, told if isinstance(told, str) else json_text(told), tool))
+    elif state in ("output-error", "output-denied"):
+        results.append(ToolResultPart(call, as_text(part.get("errorText")) or "(denied)", tool, True))
+
+
+# LlamaIndex
+
+
+def llamaindex(values: Numbered) -> Iterator[Conversation]:
+    """Reads a chat store, one conversation for each key, or messages of one conversation."""
+    bare = ConversationBuilder("llamaindex", 1)
+    for number, value in values:
+        with numbered(number, "llamaindex"):
+            if "store" not in value:
+                add_message(bare, value)
+                continue
+            for key, messages in need(value, "store", dict, "the chat store").items():
+                builder = ConversationBuilder("llamaindex", number, key, key)
+                for message in rows(messages, f"the messages of {key!r}"):
+                    add_message(builder, message)
+                yield builder.conversation()
+    if bare.rows:
+        yield bare.conversation()
+
+
+# LangSmith and OpenTelemetry: each run and each span repeats the history
+
+
+def langsmith(values: Numbered) -> Iterator[Conversation]:
+    """Reads runs: a conversation for each thread, or each trace without one, of its root's messages, or else of its models'."""
+    traces: dict[str, list[tuple[int, Row]]] = {}
+    for number, run in values:
+        with numbered(number, "langsmith"):
+            need(run, "id", str, "a run")
+            traces.setdefault(as_text(run.get("trace_id")) or run["id"], []).append((number, run))
+    threads: dict[str, ConversationBuilder] = {}
+    for trace, runs in sorted(
+        traces.items(), key=lambda item: min(as_text(run.get("start_time")) for _, run in item[1])
+    ):
+        runs.sort(key=lambda pair: as_text(pair[1].get("start_time")))
+        roots = [pair for pair in runs if not pair[1].get("parent_run_id")]
+        found = [_of_run(*pair) for pair in roots]
+        if not any(each.rows for each in found):
+            found = [_of_run(*pair) for pair in runs if pair[1].get("run_type") in ("llm", "chat_model")]
+        metadata = as_dict(as_dict((roots or runs)[0][1].get("extra")).get("metadata"))
+        thread = next(
+            (as_text(metadata[key]) for key in ("session_id", "thread_id", "conversation_id") if metadata.get(key)),
+            trace,
+        )
+        builder = threads.setdefault(
+            thread, ConversationBuilder("langsmith", runs[0][0], thread, runs[0][1].get("name"))
+        )
+        for each in found:
+            join_history(builder, each)
+        if not any(each.rows for each in found):
+            builder.left_out["traces without messages"] += 1
+    for builder in threads.values():
+        yield builder.conversation()
+
+
+def _of_run(number: int, run: Row) -> ConversationBuilder:
+    """Returns the messages that went into a run, and those that came out of it."""
+    with numbered(number, "langsmith"):
+        asked, told = ConversationBuilder("langsmith", number), ConversationBuilder("langsmith", number)
+        for builder, side, time in ((asked, "inputs", "start_time"), (told, "outputs", "end_time")):
+            for message in _messages_in(as_dict(run.get(side)), "user" if side == "inputs" else "assistant"):
+                add_message(builder, message, at=run.get(time))
+        join_history(asked, told)
+        return asked
+
+
+def _messages_in(held: Row, role: str) -> list[Any]:
+    """Returns the messages of a run's inputs or outputs; the only text, where there are none, is a message too."""
+    messages = as_list(held.get("messages"))
+    if len(messages) == 1 and is_a(messages[0], list) and not isinstance((as_list(messages[0]) or [None])[0], str):
+        messages = as_list(messages[0])  # a list of lists
+    if messages:
+        return messages
+    generations = as_list(held.get("generations"))
+    first = as_dicts(generations[0] if generations and is_a(generations[0], list) else generations)
+    first += as_dicts(held.get("choices"))
+    if first:
+        return [first[0]["message"]]
+    said = [text for key in ("message", "input", "question", "output", "answer", "text") if (text := held.get(key))]
+    return (
+        [said[0] if is_a(said[0], dict) else {"role": role, "content": said[0]}]
+        if said and not is_a(said[0], list)
+        else []
+    )
+
+
+def opentelemetry(values: Numbered) -> Iterator[Conversation]:
+    """Reads spans and events of OTLP files and of the console: a conversation for each `gen_ai.conversation.id`, or each trace."""
+    spans: dict[tuple[str, str], list[tuple[int, Row]]] = {}
+    for number, value in values:
+        with numbered(number, "opentelemetry"):
+            for record in _records(value):
+                spans.setdefault((record["trace"], record["span"]), []).append((number, record))
+    found: dict[str, ConversationBuilder] = {}
+    for (trace, _), records in sorted(spans.items(), key=lambda item: min(record["at"] for _, record in item[1])):
+        each, name = ConversationBuilder("opentelemetry", records[0][0]), trace
+        for number, record in records:
+            with numbered(number, "opentelemetry"):
+                told = ConversationBuilder("opentelemetry", number)
+                for message in _told(record):
+                    add_message(told, message, at=record["at"])
+                name = as_text(record["attributes"].get("gen_ai.conversation.id")) or name
+                each.rows += told.rows if "gen_ai.input.messages" not in record["attributes"] else []
+                join_history(each, told)
+        if each.rows:
+            join_history(found.setdefault(name, ConversationBuilder("opentelemetry", each.number, name)), each)
+    for builder in found.values():
+        yield builder.conversation()
+
+
+def _records(value: Row) -> Iterator[Row]:
+    """Yields the spans, logs and events of a spans, in an OTLP export or as the console shows one."""
+    held = [*as_dicts(value.get("resourceSpans")), *as_dicts(value.get("resourceLogs"))]
+    scopes = [scope for each in held for scope in (*as_dicts(each.get("scopeSpans")), *as_dicts(each.get("scopeLogs")))]
+    spans = [span for each in scopes for span in (*as_dicts(each.get("spans")), *as_dicts(each.get("logRecords")))]
+    for span in spans if held else [value]:
+        context = as_dict(span.get("context")) or span
+        trace, identity = (
+            as_text(context.get(a) or context.get(b)) for a, b in (("traceId", "trace_id"), ("spanId", "span_id"))
+        )
+        for event in (span, *as_dicts(span.get("events"))):
+            times = (event.get(key) for key in ("startTimeUnixNano", "timeUnixNano", "start_time", "timestamp"))
+            at = next((found for time in times if (found := seconds(time)) is not None), 0.0)
+            attributes = _plain(event.get("attributes") or {})
+            name = (
+                event.get("eventName") or event.get("event_name") or attributes.get("event.name") or event.get("name")
+            )
+            body = _plain(event.get("body"))
+            yield {"trace": trace, "span": identity, "at": at, "name": name, "attributes": attributes, "body": body}
+
+
+def _plain(value: object) -> Any:
+    """Returns a value of OTLP as plain JSON."""
+    if is_a(value, list):
+        pairs = as_dicts(value)
+        return (
+            {pair["key"]: _plain(pair.get("value")) for pair in pairs}
+            if all("key" in pair for pair in pairs)
+            else value
+        )
+    row = as_dict(value)
+    kind = next((key for key in row if key.endswith("Value") and len(row) == 1), "")
+    if kind in ("arrayValue", "kvlistValue"):
+        held = as_list(as_dict(row[kind]).get("values"))
+        return [_plain(item) for item in held] if kind == "arrayValue" else _plain(held)
+    return row[kind] if kind else value
+
+
+_MESSAGES = ("gen_ai.system_instructions", "gen_ai.input.messages", "gen_ai.output.messages")
+
+
+def _told(record: Row) -> Iterator[Row]:
+    """Yields the messages in the attributes of a span or an event, or the one that an event of the older conventions is."""
+    attributes = {key: _read(value) for key, value in record["attributes"].items()}
+    for key, value in attributes.items():
+        if key not in _MESSAGES and any("role" in row for row in as_dicts(value)):
+            raise MessageError(f"the attribute {key!r} holds messages, and is not known: {', '.join(_MESSAGES)} are")
+    if attributes.get(_MESSAGES[0]):
+        yield {"role": "system", "parts": attributes[_MESSAGES[0]]}
+    for key in _MESSAGES[1:]:
+        yield from rows(attributes.get(key), f"the attribute {key!r}")
+    kind = re.fullmatch(r"gen_ai\.(?:(choice)|(\w+)\.message)", as_text(record["name"]))
+    if kind is not None:
+        body = record["body"] if is_a(record["body"], dict) else attributes
+        row, role = (as_dict(_read(body.get("message"))), "assistant") if kind[1] else (body, kind[2])
+        yield {
+            "role": role,
+            "tool_call_id": row.get("id"),
+            **{key: _read(value) for key, value in row.items() if not key.startswith("gen_ai")},
+        }
+
+
+def _read(value: object) -> Any:
+    """Returns the JSON that a text holds, where it is a list or an object; else the value."""
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        with suppress(ValueError, RecursionError):
+            return read_json(value)
+    return value
