@@ -219,7 +219,7 @@ result = agent.invoke(asked, thread)["messages"][-1].text
 """,
         """ctx.pin("#1")
 fill(ctx)
-result = "\n".join(m.text for m in ctx.window().messages)
+result = " ".join(m.text for m in ctx.window().messages)
 """,
         """
 from ctxfold import AgentContext, assistant, user
