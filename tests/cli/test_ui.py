@@ -15,6 +15,8 @@ from base64 import b64encode
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -198,6 +200,7 @@ def test_one_owner_alone(lived_store: str) -> None:
             assert site.page(path, session="trip", ref="#1", page=1).status_code == 404
         assert site.post("/undo", session="trip").status_code == 404
         assert "trip" not in site.page("/", q="question", tab="search").text
+        assert "mine alone" in site.client.get("/?tab=search&q=alone").text
 
 
 def test_what_is_not_there(site: Site) -> None:
@@ -206,6 +209,14 @@ def test_what_is_not_there(site: Site) -> None:
         assert answer.status_code == (404 if given["session"] else 400)
         assert "check" in answer.text or "empty" in answer.text
     assert site.page("/image", session="trip", ref="#1", page=1).status_code == 404
+
+
+def test_numbers_that_are_none(site: Site) -> None:
+    for value in ("9" * 5_000, "99999999999", "-1", "0", "1.9", "\u0663", "x", "\0"):
+        for tab in TABS:
+            assert site.page(session="trip", tab=tab, turn=value, page=value, against=value).status_code == 200
+        assert site.page("/image", session="trip", ref="picture", page=value).status_code == 404
+        assert site.page("/message", session="trip", ref=f"#{value}").status_code < 500
 
 
 # what it shows
@@ -372,35 +383,51 @@ def test_pin_and_undo(tmp_path: Path) -> None:
 
 def test_another_process_s_write_is_told_within_a_second(shared_url: str) -> None:
     lived(shared_url, questions=1)
-    with (
-        served(shared_url) as site,
-        context(scripted("Yes."), store=shared_url, session_id="trip", context_window=2_000) as ctx,
-    ):
-        feed = re.search(r'data-feed="([^"]+)"', site.text(session="trip"))
-        assert feed is not None
-        told: list[float] = []
+    with served(shared_url) as site, context(store=shared_url, session_id="trip", context_window=2_000) as ctx:
+        taken = [told_after(site, partial(ctx.add, user(f"word {n} from elsewhere", id=f"word{n}"))) for n in range(3)]
+        assert min(taken) < 1  # the least counts, as others use the machine too
+        assert "word 2 from elsewhere" in site.text(session="trip", tab="messages")
 
-        def listen() -> None:
-            with site.client.stream("GET", feed[1].replace("&amp;", "&")) as stream:
-                assert stream.headers["content-type"].startswith("text/event-stream")
-                for line in stream.iter_lines():
-                    if line.startswith("data: "):
-                        told.append(time.monotonic())
-                        return
 
-        listener = threading.Thread(target=listen)
-        listener.start()
-        time.sleep(1)
-        assert not told
-        ctx.add(user("a word from elsewhere", id="word"))
-        wrote = time.monotonic()
-        listener.join(10)
-        assert told[0] - wrote < 1
-        assert "a word from elsewhere" in site.text(session="trip", tab="messages")
-        ctx.send("and an answer?")
-        shown = site.text(session="trip")
-        assert "and an answer?" in shown
-        assert ">Answered by" in shown.replace("<p>Answered by", "<p>>Answered by")
+def told_after(site: Site, write: Callable[[], Any]) -> float:
+    """The seconds from a write to the event that tells it, on the feed of a page that was loaded before."""
+    feed = re.search(r'data-feed="([^"]+)"', site.text(session="trip"))
+    assert feed is not None
+    told: list[float] = []
+
+    def listen() -> None:
+        with site.client.stream("GET", feed[1].replace("&amp;", "&")) as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            open_.set()
+            told.extend(
+                time.monotonic() for line in islice((x for x in stream.iter_lines() if x.startswith("data: ")), 1)
+            )
+
+    open_ = threading.Event()
+    listener = threading.Thread(target=listen)
+    listener.start()
+    assert open_.wait(60)
+    time.sleep(0.5)
+    assert not told, "nothing was written yet"
+    write()
+    wrote = time.monotonic()
+    listener.join(60)
+    return told[0] - wrote
+
+
+def test_the_newest_request_of_a_running_agent(tmp_path: Path) -> None:
+    store, tools = f"sqlite:///{tmp_path}/chat.db", [ToolSpec("look")]
+    asks, result = tool_round("t", "found 12 boxes")
+    with context(scripted(asks, "A box."), store=store, session_id="agent") as ctx:
+        ctx.send("look into it", tools=tools)
+        with served(store) as site:
+            shown = site.text(session="agent")
+            assert "turn 1 of 1, open" in shown
+            assert re.search(r"Answered by .*-&gt; look\(\{\}\)", shown)
+            ctx.send(result, tools=tools)
+            shown = site.text(session="agent")
+            assert "turn 1 of 1, request 2 of 2" in shown
+            assert re.search(r"Answered by .*A box\.", shown)
 
 
 def test_a_change_between_page_and_feed_is_told(site: Site) -> None:
@@ -437,20 +464,18 @@ def large_store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_pages_of_a_thousand_messages_are_small_and_cheap(large_store: str) -> None:
     with served(large_store) as site:
-        site.text(session="large", tab="prompt")  # what was imported late, and what is read once
-        spent: dict[str, float] = {}
-        asked = [{"tab": tab} for tab in TABS] + [
-            {"turn": 250},
-            {"tab": "messages", "page": 1},
-            {"tab": "search", "q": "valve 77"},
-        ]
+        asked = [{"tab": tab} for tab in TABS]
+        asked += [{"turn": 250}, {"tab": "messages", "page": 1}, {"tab": "search", "q": "valve 77"}]
         for given in asked:
-            with context(store=large_store, session_id="large", create=False) as ctx:
-                ctx.pin(ctx.view().messages[-1 - len(spent)].id)  # nothing that was read before is used
-            began = site.cpu_s()
-            site.text(session="large", **given)
-            spent[str(given)] = site.cpu_s() - began
-        assert max(spent.values()) <= 0.2, spent
+            spent: list[float] = []
+            for _ in range(3):  # the least counts, as others use the machine too
+                with context(store=large_store, session_id="large", create=False) as ctx:
+                    ctx.pin(newest := ctx.view().messages[-1].id)  # nothing that was read before is used
+                    ctx.unpin(newest)
+                began = site.cpu_s()
+                site.text(session="large", **given)
+                spent.append(site.cpu_s() - began)
+            assert min(spent) <= 0.2, given
 
 
 # the command

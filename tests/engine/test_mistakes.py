@@ -143,6 +143,7 @@ USES: list[tuple[str, type[CtxError], str, Use]] = [
     ),
     ("a list of pins", MessageNotFoundError, "a list names no message", lambda c: c.pin(["a1"])),
     ("a number to pin", MessageNotFoundError, "'#99' is not in session 's'", lambda c: c.pin("#99")),
+    ("a number that no store takes", MessageNotFoundError, "is not in session 's'", lambda c: c.pin("#" + "9" * 5_000)),
     ("audience", ConfigError, "'assistant': use one of all, user, model", lambda c: c.messages(audience="assistant")),
     ("days", ConfigError, r"age is an int: give timedelta\(days=30\)", lambda c: c.erasure.erase_older_than(30)),
     (

@@ -60,8 +60,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_change_before_the_feed_opens_is_lost",
-            'place, seen = self._place(request.query_params), request.query_params.get("seen", "")',
-            'place, seen = self._place(request.query_params), ""',
+            'place, seen = self._reader.place(request.query_params), request.query_params.get("seen", "")',
+            'place, seen = self._reader.place(request.query_params), ""',
             "cli/test_ui.py::test_another_process_s_write_is_told_within_a_second",
         ),
     ),

@@ -85,6 +85,11 @@ class Place:
         return link(self.here("/message", ref=reference), label or escape(reference))
 
 
+def number(text: str) -> int:
+    """Returns the number that a part of an address is, 0 for anything else."""
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
 def link(address: str, label: object) -> str:
     """Returns a link; both are HTML already."""
     return f'<a href="{address}">{label}</a>'
@@ -243,7 +248,7 @@ def rows_html(place: Place, rows: Sequence[Row]) -> str:
     chosen = {name: value for name, value in asdict(place).items() if name in FILTERS and value}
     found = [row for row in rows if all(value in FILTERS[name](row) for name, value in chosen.items())]
     pages = max(1, -(-len(found) // ROWS))
-    page = min(pages, max(1, int(place.page))) if place.page.isdecimal() else pages
+    page = min(pages, number(place.page) or pages)
     selects = "".join(
         f'<select name="{name}" aria-label="{name}"><option value="">any {name}</option>{options}</select>'
         for name, of in FILTERS.items()

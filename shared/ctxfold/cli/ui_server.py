@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -43,6 +44,7 @@ LISTED = 50  # sessions of an owner, those that changed last
 HITS = 50
 KEPT = 8  # sessions whose last report is kept, until they change
 POLL_S = 0.2
+PAUSE = 3  # times what the last report took, where that is longer
 PING_POLLS = 75  # after so many polls without a change, a line keeps the connection alive
 MOST_FORM_BYTES = 10_000
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")  # no SVG: it may hold scripts
@@ -118,6 +120,7 @@ class Report:
     state: str
     inspection: Inspection
     windows: dict[int, Explanation] = field(default_factory=dict[int, Explanation])
+    took_s: float = 0.0
 
     def row(self, turn: str) -> tuple[TurnFigures | None, int]:
         """Returns the turn that an address names (`12`, `12.2`), else the newest, and the place of its request."""
@@ -125,7 +128,7 @@ class Report:
         rows = self.inspection.turns
         row = next((r for r in rows if str(r.turn) == name), rows[-1] if rows else None)
         count = 0 if row is None else len(row.requests)
-        return row, int(request) - 1 if request.isdecimal() and 0 < int(request) <= count else count - 1
+        return row, pages.number(request) - 1 if 0 < pages.number(request) <= count else count - 1
 
 
 class Reader:
@@ -141,10 +144,15 @@ class Reader:
     def owners(self) -> tuple[str, ...]:
         return self._store.owners() if self._owner is None else (self._owner,)
 
-    def check(self, place: Place) -> None:
-        """Raises SessionNotFoundError for what belongs to another owner than the one whose sessions are shown."""
+    def place(self, given: Mapping[str, str]) -> Place:
+        """Returns the place that an address or a form names.
+
+        Raises SessionNotFoundError for another owner than the one whose sessions are shown, where that is fixed.
+        """
+        place = Place(**{f.name: given[f.name] for f in fields(Place) if f.name in given})
         if self._owner is not None and place.owner not in ("", self._owner):
             raise SessionNotFoundError("only one owner's sessions are shown here: check the address")
+        return replace(place, owner=self._owner or place.owner)
 
     def context(self, place: Place) -> AgentContext:
         """Returns the session; raises SessionNotFoundError where it is not there."""
@@ -163,12 +171,19 @@ class Reader:
         heads = [(key, self._store.head(key)) for key in keys[: 4 * LISTED]]
         return sha256(repr((len(keys), heads)).encode()).hexdigest()[:16]
 
+    def pause_s(self, place: Place) -> float:
+        """Returns how long an open page waits for the next change: of a long session, it takes a part of the time only."""
+        known = self._reports.get(SessionKey(place.owner, place.session))
+        return POLL_S if known is None else max(POLL_S, PAUSE * known.took_s)
+
     def report(self, place: Place) -> Report:
         """Returns the report on a session, read anew when its log has changed."""
         key, state, context = SessionKey(place.owner, place.session), self.state(place), self.context(place)
         known = self._reports.get(key)
         if known is None or known.state != state:
+            began_s = time.thread_time()
             known = Report(state, context.archive.inspect())
+            known.took_s = time.thread_time() - began_s
             self._reports.put(key, known)
         return known
 
@@ -223,7 +238,7 @@ class Pages:
         return Starlette(routes=routes, exception_handlers={CtxError: _refused})
 
     def index(self, request: Request) -> Response:
-        place = self._place(request.query_params)
+        place = self._reader.place(request.query_params)
         feed = place.to("/events", seen=self._reader.state(place))
         owners = [o for o in self._reader.owners() if place.owner in ("", o)]
         content = "".join(map(self._reader.listed, owners)) or "<p>There is no session.</p>"
@@ -232,7 +247,7 @@ class Pages:
         return HTMLResponse(pages.whole(place, "sessions", content, feed=feed))
 
     def session(self, request: Request) -> Response:
-        place = self._place(request.query_params)
+        place = self._reader.place(request.query_params)
         report = self._reader.report(place)
         inspection, turns = report.inspection, report.inspection.turns
         window, row, at = self._reader.window(place, report, place.turn)
@@ -258,7 +273,7 @@ class Pages:
         return HTMLResponse(pages.whole(place, place.session, content, feed=feed, head=head))
 
     def message(self, request: Request) -> Response:
-        place = self._place(request.query_params)
+        place = self._reader.place(request.query_params)
         report = self._reader.report(place)
         told = self._reader.context(place).archive.explain(place.ref)
         content = pages.message_html(place, told, report.inspection, self._token)
@@ -267,21 +282,21 @@ class Pages:
         return HTMLResponse(pages.whole(place, place.ref, content, feed=feed, head=head))
 
     def prompt(self, request: Request) -> Response:
-        place = self._place(request.query_params)
+        place = self._reader.place(request.query_params)
         window, _, _ = self._reader.window(place, self._reader.report(place), place.turn)
         return PlainTextResponse(pages.prompt_text(window))
 
     def image(self, request: Request) -> Response:
-        place = self._place(request.query_params)
+        place = self._reader.place(request.query_params)
         images = images_of(self._reader.context(place).archive.get(place.ref))
-        at = int(place.page) if place.page.isdecimal() else 0
+        at = pages.number(place.page)
         data = inline_data(images[at - 1]) if 0 < at <= len(images) else None
         if data is None or data[0] not in IMAGES:
             raise HTTPException(404)
         return Response(data[1], media_type=data[0])
 
     async def events(self, request: Request) -> Response:
-        place, seen = self._place(request.query_params), request.query_params.get("seen", "")
+        place, seen = self._reader.place(request.query_params), request.query_params.get("seen", "")
 
         async def changes() -> AsyncIterator[str]:
             known, polls = seen, 0
@@ -290,7 +305,7 @@ class Pages:
                 if state != known or polls % PING_POLLS == 0:
                     yield f"data: {state}\n\n" if state != known else ":\n\n"
                     known = state
-                await sleep(POLL_S)
+                await sleep(self._reader.pause_s(place))
 
         return StreamingResponse(changes(), media_type="text/event-stream")
 
@@ -316,12 +331,7 @@ class Pages:
         form = {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
         if not secrets.compare_digest(form.get("token", "").encode(), self._token.encode()):
             raise HTTPException(403)
-        return self._place(form), form
-
-    def _place(self, given: Mapping[str, str]) -> Place:
-        place = Place(**{f.name: given[f.name] for f in fields(Place) if f.name in given})
-        self._reader.check(place)
-        return place
+        return self._reader.place(form), form
 
 
 def _refused(request: Request, error: Exception) -> Response:

@@ -45,7 +45,7 @@ def original_record(session: Session, reference: str) -> Flow[tuple[Record, Mess
     """Returns the record that holds a message, and the message; see `original`."""
     records: tuple[Record, ...]
     check_reference(reference)
-    if reference.startswith("#") and reference[1:].isdecimal():
+    if reference.startswith("#") and reference[1:].isdecimal() and len(reference) < 20:  # a larger number fits no store
         numbered = yield from StoreCall(Store.numbered, session.key, int(reference[1:]))
         message = None if numbered is None else stored_message(numbered)
         if numbered is not None and message is not None:
