@@ -1083,7 +1083,7 @@ OLLAMA_STREAM = Sample(
         {
             "model": "qwen3",
             "created_at": "2026-08-21T10:00:00Z",
-            "message": {"role": "assistant", "content": "", "thinking": "Easy"},
+            "message": {"role": "assistant", "content": "", "thinking": "An easy one"},
             "done": False,
         },
         {
@@ -1106,7 +1106,7 @@ OLLAMA_STREAM = Sample(
             "eval_count": 5,
         },
     ),
-    (["user: Count.", "assistant: (Easy) One, two."],),
+    (["user: Count.", "assistant: (An easy one) One, two."],),
 )
 OLLAMA_LINES = Sample(
     "messages, one a line",
@@ -1211,7 +1211,14 @@ LANGSMITH_GRAPH = Sample(
             "g2",
             "chain",
             {"messages": [["user", "And the heron?"]]},
-            {"messages": [ASKED, REPLIED, {"type": "human", "content": "And the heron?"}, {"type": "ai", "content": "No."}]},
+            {
+                "messages": [
+                    ASKED,
+                    REPLIED,
+                    {"type": "human", "content": "And the heron?"},
+                    {"type": "ai", "content": "No."},
+                ]
+            },
             trace="t2",
             at="2026-05-01T11:00:00",
             extra={"metadata": {"thread_id": "th"}},

@@ -23,7 +23,6 @@ from ctxfold.transcripts.conversation import (
     rows,
     seconds,
     texts,
-    worded,
     words,
 )
 from ctxfold.validation import as_dict, as_dicts, as_text
@@ -195,7 +194,9 @@ def _add_claude_message(builder: ConversationBuilder, name: str, message: Row) -
             f"a message of {sender!r} is of nobody who is known, or has no content (fields: {', '.join(message)})"
         )
     blocks = rows(message.get("content"), "the content of a message")
-    if not any(map(worded, blocks)):  # older messages have a text alone
+    if all(
+        block.get("type") == "token_budget" or block.get("text") == "" for block in blocks
+    ):  # older ones have a text alone
         blocks = [
             {"type": "text", "text": as_text(message.get("text"))},
             *(b for b in blocks if b.get("type") != "text"),

@@ -146,6 +146,8 @@ def _block(builder: ConversationBuilder, block: Row) -> Sequence[Part]:
         data = block.get("image") if kind == "image" else block.get("content") if mime.startswith("image/") else None
         bare = {kind: block[kind]} if kind in ("inlineData", "fileData") else block
         return [_image(data, mime) if isinstance(data, str) else media(bare, mime)]
+    if not kind:
+        raise MessageError(f"a block of a content has no type (fields: {', '.join(block) or 'none'})")
     if kind != "redacted_thinking":
         builder.unknown(block, "type block_type", what)
     return []

@@ -331,7 +331,10 @@ def _add_gemini(builder: ConversationBuilder, name: str, message: Row) -> None:
         add_parts(builder, "user", parts_of(builder, asked), fields)
     elif kind == "gemini":
         thoughts = rows(message.get("thoughts"), "thoughts")
-        told = [f"{as_text(t.get('subject'))}\n{need(t, 'description', str, 'a thought')}".strip() for t in thoughts]
+        told = [
+            "\n".join(need(thought, key, str, "a thought") for key in ("subject", "description"))
+            for thought in thoughts
+        ]
         calls = rows(message.get("toolCalls"), "calls")
         said = [
             {"type": "thinking", "text": "\n\n".join(told)},

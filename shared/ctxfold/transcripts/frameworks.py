@@ -24,6 +24,7 @@ from ctxfold.transcripts.conversation import (
     rows,
     seconds,
     texts,
+    worded,
 )
 from ctxfold.validation import as_dict, as_dicts, as_list, as_text, is_a, read_json
 
@@ -68,6 +69,7 @@ def _whole(pieces: Iterable[Row]) -> Row:
     whole: dict[str, Any] = {}
     for piece in pieces:
         message = need(piece, "message", dict, "a piece of a reply")
+        need(message, "content", str, "a piece of a reply")
         for key, value in message.items():
             whole[key] = value if key == "role" or key not in whole else whole[key] + value
     return whole
@@ -162,13 +164,17 @@ def llamaindex(values: Numbered) -> Iterator[Conversation]:
 # LangSmith and OpenTelemetry: each run and each span repeats the history
 
 
+_RUN = "inputs outputs extra serialized events error tags name feedback_stats inputs_preview outputs_preview manifest"
+
+
 def langsmith(values: Numbered) -> Iterator[Conversation]:
     """Reads runs: a conversation for each thread, or each trace without one, of its root's messages, or else of its models'."""
     traces: dict[str, list[tuple[int, Row]]] = {}
     for number, run in values:
         with numbered(number, "langsmith"):
-            need(run, "id", str, "a run")
-            traces.setdefault(as_text(run.get("trace_id")) or run["id"], []).append((number, run))
+            check_fields(run, _RUN, "a run")
+            need(run, "run_type", str, "a run")
+            traces.setdefault(as_text(run.get("trace_id") or run.get("id")), []).append((number, run))
     threads: dict[str, ConversationBuilder] = {}
     for trace, runs in sorted(
         traces.items(), key=lambda item: min(as_text(run.get("start_time")) for _, run in item[1])
@@ -199,7 +205,11 @@ def _of_run(number: int, run: Row) -> ConversationBuilder:
     with numbered(number, "langsmith"):
         asked, told = ConversationBuilder("langsmith", number), ConversationBuilder("langsmith", number)
         for builder, side, time in ((asked, "inputs", "start_time"), (told, "outputs", "end_time")):
-            for message in _messages_in(as_dict(run.get(side)), "user" if side == "inputs" else "assistant"):
+            found = _messages_in(as_dict(run.get(side)), "user" if side == "inputs" else "assistant")
+            if not found and re.search(r'"(?:role|lc)": ', json_text(run.get(side))):
+                raise MessageError(f"its {side} hold messages in a field that is not known: {', '.join(run[side])}")
+            builder.left_out["inputs and outputs of traces without messages"] += bool(run.get(side)) and not found
+            for message in found:
                 add_message(builder, message, at=run.get(time))
         join_history(asked, told)
         return asked
@@ -249,6 +259,9 @@ def opentelemetry(values: Numbered) -> Iterator[Conversation]:
         yield builder.conversation()
 
 
+_SPAN = "attributes body context events links name resource severityText severity_text status schema_url instrumentation_scope"
+
+
 def _records(value: Row) -> Iterator[Row]:
     """Yields the spans, logs and events of a spans, in an OTLP export or as the console shows one."""
     held = [*as_dicts(value.get("resourceSpans")), *as_dicts(value.get("resourceLogs"))]
@@ -260,6 +273,7 @@ def _records(value: Row) -> Iterator[Row]:
             as_text(context.get(a) or context.get(b)) for a, b in (("traceId", "trace_id"), ("spanId", "span_id"))
         )
         for event in (span, *as_dicts(span.get("events"))):
+            check_fields(event, _SPAN, "a span or an event")
             times = (event.get(key) for key in ("startTimeUnixNano", "timeUnixNano", "start_time", "timestamp"))
             at = next((found for time in times if (found := seconds(time)) is not None), 0.0)
             attributes = _plain(event.get("attributes") or {})
@@ -275,7 +289,7 @@ def _plain(value: object) -> Any:
     if is_a(value, list):
         pairs = as_dicts(value)
         return (
-            {pair["key"]: _plain(pair.get("value")) for pair in pairs}
+            {pair["key"]: _plain(need(pair, "value", object, "an attribute")) for pair in pairs}
             if all("key" in pair for pair in pairs)
             else value
         )
@@ -292,23 +306,22 @@ _MESSAGES = ("gen_ai.system_instructions", "gen_ai.input.messages", "gen_ai.outp
 
 def _told(record: Row) -> Iterator[Row]:
     """Yields the messages in the attributes of a span or an event, or the one that an event of the older conventions is."""
-    attributes = {key: _read(value) for key, value in record["attributes"].items()}
-    for key, value in attributes.items():
+    held = {**record["attributes"], **as_dict(record["body"])}
+    lists = {key: _read(value) for key, value in held.items() if key != "content"}
+    for key, value in lists.items():
         if key not in _MESSAGES and any("role" in row for row in as_dicts(value)):
             raise MessageError(f"the attribute {key!r} holds messages, and is not known: {', '.join(_MESSAGES)} are")
-    if attributes.get(_MESSAGES[0]):
-        yield {"role": "system", "parts": attributes[_MESSAGES[0]]}
+    if lists.get(_MESSAGES[0]):
+        yield {"role": "system", "parts": lists[_MESSAGES[0]]}
     for key in _MESSAGES[1:]:
-        yield from rows(attributes.get(key), f"the attribute {key!r}")
+        yield from rows(lists.get(key), f"the attribute {key!r}")
+    if not record["name"] and worded(held.get("content") or held.get("message"), "content"):
+        raise MessageError("an event with a message has no name")
     kind = re.fullmatch(r"gen_ai\.(?:(choice)|(\w+)\.message)", as_text(record["name"]))
     if kind is not None:
-        body = record["body"] if is_a(record["body"], dict) else attributes
-        row, role = (as_dict(_read(body.get("message"))), "assistant") if kind[1] else (body, kind[2])
-        yield {
-            "role": role,
-            "tool_call_id": row.get("id"),
-            **{key: _read(value) for key, value in row.items() if not key.startswith("gen_ai")},
-        }
+        row = as_dict(lists.get("message")) if kind[1] else {**held, "tool_calls": lists.get("tool_calls")}
+        told = {key: value for key, value in row.items() if not key.startswith("gen_ai")}
+        yield {"role": kind[2] or "assistant", "tool_call_id": row.get("id"), **told}
 
 
 def _read(value: object) -> Any:
