@@ -238,8 +238,10 @@ def test_every_request_as_it_was_sent(site: Site, lived_store: str) -> None:
         shown = site.text(session="trip", turn=turn)
         assert f"{window.used_tokens:,} of {window.budget_tokens:,} tokens</span>: {window.held}" in shown
         assert f"{window.gauge.room_tokens:,} left" in shown
+        rows = [b.reference for b in window.blocks if b.zone != "summary"]
         assert re.findall(r'<div class="r ">.*?>(#\d+)</a>', shown) == [
-            b.reference for b in window.blocks if b.zone != "summary"
+            *rows,
+            *sorted(window.recalled, key=lambda r: int(r[1:])),
         ]
         recalled = re.search(r"Recalled for this request from (.*?)</p>", shown)
         assert re.findall(r">(#\d+)<", recalled[1] if recalled else "") == list(window.recalled)

@@ -192,6 +192,8 @@ def window_html(place: Place, report: Inspection, window: Explanation, row: Turn
     reply = next((m for m in report.messages if seq and m.seq == seq), None)
     turns = [{f.name: getattr(t, f.name) for f in fields(t)} for t in report.turns]
     bar = {name: getattr(window, name) for name in ("budget_tokens", "used_tokens", "zones", "context_window")}
+    sources = [m for m in report.messages if m.reference in window.recalled]
+    recalled = [replace(_stored_row(m), zone="recalled", facts=(f"passages of it, turn {m.turn}",)) for m in sources]
     parts = [
         turn_html(place, report.turns, row, request),
         window_line(window),
@@ -199,7 +201,7 @@ def window_html(place: Place, report: Inspection, window: Explanation, row: Turn
         _references(place, "Recalled for this request from", window.recalled),
         _references(place, "Left out of this request, to make room for that:", window.gave_way),
         f"<p>Answered by {place.message(reply.reference)}: {escape(_cut(reply.text, 200))}</p>" if reply else "",
-        rows_html(place, window_rows(report, window)),
+        rows_html(place, [*window_rows(report, window), *recalled]),
         window_chart(turns, window.budget_tokens, lambda turn: place.url(turn=turn["turn"])) if turns else "",
         f"<p>{escape(str(window.cost))}; {window.gauge.forecast}</p>",
     ]
@@ -215,6 +217,7 @@ def _references(place: Place, label: str, references: Sequence[str]) -> str:
 
 
 def window_rows(report: Inspection, window: Explanation) -> list[Row]:
+    """Returns the messages of a window, in the order of its blocks."""
     tools = {m.id: m.tools for m in report.messages}
     rows: list[Row] = []
     for block, message in zip(window.blocks, window.messages, strict=True):
