@@ -427,13 +427,11 @@ def to_langchain(message: Message) -> BaseMessage:
 
 def to_langchain_messages(messages: Iterable[Message]) -> list[BaseMessage]:
     """Converts messages to LangChain's types, one for each tool result."""
-    split = (
-        [replace(message, parts=(result,)) for result in message.tool_results]
-        if len(message.tool_results) > 1
-        else [message]
+    return [
+        to_langchain(message if one is None else replace(message, parts=(one,)))
         for message in messages
-    )
-    return [to_langchain(one) for several in split for one in several]
+        for one in (message.tool_results if len(message.tool_results) > 1 else (None,))
+    ]
 
 
 def _metadata(message: Message, extras: Mapping[str, Any]) -> dict[str, Any]:

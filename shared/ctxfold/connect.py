@@ -93,7 +93,7 @@ def named_backend(what: str, named: str | ContextBackend | None) -> ContextBacke
         return named
     provider, model = named_provider(named)
     if provider == "generic":
-        raise ConfigError(f"{what} is a str without a provider: give its name as 'openai:gpt-5-mini', or {MODELS[5:]}")
+        raise ConfigError(f"{what} is a str without a provider: give 'openai:gpt-5-mini', for example, or {MODELS}")
     return open_backend(provider, model)
 
 

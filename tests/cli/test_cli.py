@@ -66,7 +66,8 @@ def test_show_reads_single_messages_back(ctxfold: Run) -> None:
     assert [m["id"] for m in ctxfold("show", "ann", reference, "a3", "--json").json] == ["m", "a3"]
 
 
-def test_window(ctxfold: Run) -> None:
+def test_window(ctxfold: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     told = ctxfold("window", "ann", "--question", "which locker?", "--json").json
     assert [b["zone"] for b in told["blocks"][:3]] == ["system", "summary", "live"]
     assert told["used_tokens"] == sum(b["tokens"] for b in told["blocks"])
@@ -108,7 +109,7 @@ def test_search_in_all_sessions(ctxfold: Run) -> None:
         (["ann"], "say where to search"),
         (["ann", "locker", "--session", "bob"], "say where to search"),
         (["--all", "locker", "--since", "soon"], "--since 'soon': give how long ago"),
-        (["--all", "locker", "--role", "robot"], "use assistant, system, tool or user"),
+        (["--all", "locker", "--role", "robot"], "use one of assistant, system, tool, user"),
     ],
 )
 def test_a_search_that_nobody_understands(ctxfold: Run, arguments: list[str], told: str) -> None:
@@ -291,7 +292,7 @@ def test_erase_by_age(ctxfold: Run) -> None:
         (("show", "nobody"), 3, "session 'nobody' of owner 'default' does not exist"),
         (("show", "eve"), 3, "does not exist"),
         (("show", "ann", "nothing"), 3, "check the reference"),
-        (("show", "ann", "--audience", "dog"), 2, "all, user or model"),
+        (("show", "ann", "--audience", "dog"), 2, "use one of all, user, model"),
         (("prune", "--yes"), 2, "use --older-than, --unused-for, --max-messages or --max-bytes"),
         (("prune", "--max-bytes", "0", "--yes"), 2, "'--max-bytes'"),
         (("prune", "--older-than", "0d", "--yes"), 2, "--older-than '0d' names no span"),
@@ -327,7 +328,7 @@ def test_failures_as_json(ctxfold: Run, arguments: tuple[str, ...], code: int, k
 def test_every_command_on_the_page_works(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     lines = [line for line in page.splitlines() if line.startswith("ctxfold ")]
-    assert len(lines) == 31
+    assert len(lines) == 35
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CTXFOLD_STORE", store)
     with context(store=store, session_id="chat-1", context_window=1_500) as ctx:

@@ -13,7 +13,7 @@ Run = Callable[..., Any]
 
 
 def test_add_list_and_replace(ctxfold: Run) -> None:
-    assert "nothing is remembered" in ctxfold("memory", "list").out
+    assert "nothing found" in ctxfold("memory", "list").out
     assert ctxfold("memory", "add", "ann", "facts", "the locker is on the left", "--about", "locker").out.endswith(
         "new\n"
     )

@@ -66,7 +66,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"backend": len}, "backend is a builtin_function_or_method: .*OpenAIChatBackend"),
     ({"backend": OpenAIChatBackend}, "backend is the class OpenAIChatBackend"),
-    ({"summarizer": "gpt-4o"}, "summarizer is a str without a provider: give its name"),
+    ({"summarizer": "gpt-4o"}, "summarizer is a str without a provider: give 'openai:gpt-5-mini'"),
     ({"store": Path("chat.db")}, "store is a PosixPath: use 'sqlite:///chat.db', a URL"),
     ({"store": "chat.db"}, "'chat.db' is not a URL.*'sqlite:///chat.db' for a file of that name"),
     ({"store": "sqllite:///chat.db"}, "store 'sqllite' is not a URL"),

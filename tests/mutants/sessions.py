@@ -6,6 +6,21 @@ from tests.mutants.mutant import Mutant, of
 
 MUTANTS: tuple[Mutant, ...] = (
     *of(
+        "cli/common.py",
+        (
+            "a_narrow_terminal_has_every_column",
+            "if is_wide or name not in wide",
+            "if name",
+            "cli/test_rows.py",
+        ),
+        (
+            "an_error_names_no_command",
+            'if "raise context_window" in str(error)',
+            'if "" and str(error)',
+            "cli/test_rows.py::test_the_remedy_of_an_undo_can_be_done_where_it_is_named",
+        ),
+    ),
+    *of(
         "cli/mcp.py",
         (
             "an_answer_of_mcp_arrives_twice",
@@ -88,6 +103,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *of(
         "inspect/explain.py",
+        (
+            "what_left_without_a_summary_was_edited",
+            "isinstance(body, Compacted) and newest_id in body.covered",
+            "isinstance(body, Compacted) and body.summary is not None and newest_id in body.covered",
+            "cli/test_rows.py::test_why_a_message_was_left_out_without_a_summary",
+        ),
         (
             "what_gave_way_is_told_as_sent",
             "if e.seq != seq and e.number not in hidden)",

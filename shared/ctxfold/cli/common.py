@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,9 +16,11 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ctxfold.connect import open_store
-from ctxfold.errors import ConfigError, CtxError, StoreError
+from ctxfold.errors import ConfigError, CtxError, StoreError, UnknownRoleError
 from ctxfold.history.prompt_safety import neutral
 from ctxfold.protocols import Store
 from ctxfold.session.context import AgentContext
@@ -49,9 +51,12 @@ Owner: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="SESSION", help="the session's name")]
 
+SHORT = 11  # characters of a column beside which a message has 40 of 80
+WIDE = 110  # columns from which on a table has all of its own
+PIPED_COLUMNS = 200
 ANY_WINDOW = 1 << 20  # sessions are opened with their own settings; no command depends on this value
 OWNER = "default"
-CODES: tuple[tuple[type[Exception], int], ...] = ((ConfigError, 2), (LookupError, 3), (StoreError, 4))  # others: 1
+CODES = ((ConfigError, 2), (UnknownRoleError, 2), (LookupError, 3), (StoreError, 4))  # others: 1
 
 
 _AGE = re.compile(r"(\d{1,6})([hdwy])")
@@ -78,7 +83,30 @@ def moment(option: str, text: str | None) -> timedelta | datetime | None:
 
 
 def output() -> Console:
-    return Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
+    is_terminal = sys.stdout.isatty()
+    width = None if is_terminal or "COLUMNS" in os.environ else PIPED_COLUMNS
+    return Console(highlight=False, markup=False, soft_wrap=not is_terminal, width=width)
+
+
+def print_rows(rows: Iterable[Mapping[str, object]], *, wide: Collection[str] = ()) -> None:
+    """Prints a table of these rows, a line for each. The last column, a message, has the room that the others leave.
+
+    A narrow terminal has no `wide` columns; where another column is long there, the message has a line of its own.
+    """
+    console, rows = output(), list(rows)
+    is_wide = console.width >= WIDE
+    names = [name for row in rows[:1] for name in row if is_wide or name not in wide]
+    cells = [[Text(shown(str(row[name]))) for name in names] for row in rows]
+    if not is_wide and any(len(cell) > SHORT for row in cells for cell in row[:-1]):
+        for *facts, message in cells:
+            console.print(Text(" ").join(facts))
+            console.print(Text("  ") + message, no_wrap=True, overflow="ellipsis", soft_wrap=False)
+        return
+    table = Table(*names[:-1], box=None, expand=True, padding=(0, 1, 0, 0))
+    table.add_column("".join(names[-1:]), ratio=1, no_wrap=True, overflow="ellipsis")
+    for row in cells:
+        table.add_row(*row)
+    console.print(table if rows else "nothing found")
 
 
 def progress() -> Console:
@@ -132,8 +160,10 @@ def within(*, as_json: bool = False) -> Generator[None, None, None]:
     try:
         yield
     except (CtxError, OSError) as error:
-        payload = {"error": {"type": type(error).__name__, "message": str(error)}}
-        print(json.dumps(payload) if as_json else f"error: {shown(str(error))}", file=sys.stderr)
+        here = "ctxfold policy SESSION context_window=... raises it"
+        text = f"{error}; {here}" if "raise context_window" in str(error) else str(error)
+        payload = {"error": {"type": type(error).__name__, "message": text}}
+        print(json.dumps(payload) if as_json else f"error: {shown(text)}", file=sys.stderr)
         raise typer.Exit(next((code for kind, code in CODES if isinstance(error, kind)), 1)) from None
 
 

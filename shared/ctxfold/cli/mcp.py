@@ -33,7 +33,10 @@ def mcp(
         ),
     ] = None,
 ) -> None:
-    """Serve an owner's sessions to MCP clients: search, read, list_sessions, remember, pin, unpin."""
+    """Serve an owner's sessions to MCP clients: search, read, list_sessions, remember, pin, unpin.
+
+    Example: ctxfold mcp --read-only
+    """
     with within(), opened(store) as place:
         server = mcp_server(OwnerTools(place, owner), read_only=read_only)
         if http is None:

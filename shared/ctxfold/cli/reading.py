@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from rich.console import Group
@@ -31,6 +31,7 @@ from ctxfold.cli.common import (
     output,
     output_file,
     print_json,
+    print_rows,
     progress,
     session,
     session_in,
@@ -39,17 +40,19 @@ from ctxfold.cli.common import (
 )
 from ctxfold.connect import named_provider, open_backend
 from ctxfold.engine.archive import Hit
-from ctxfold.errors import ConfigError, CtxError, UnknownRoleError
+from ctxfold.errors import ConfigError, CtxError, MessageNotFoundError
 from ctxfold.history.records import SessionKey
-from ctxfold.inspect.explain import Explanation
+from ctxfold.history.snapshot import stored_message
+from ctxfold.inspect.explain import PREVIEW_CHARS, Explanation, WindowBlock, difference
 from ctxfold.inspect.page import time_text
 from ctxfold.inspect.report import TimelineEntry
-from ctxfold.messages import Message, Role, check_role, user
+from ctxfold.messages import Message, Role, user
 from ctxfold.policy.prices import CostLine
 from ctxfold.protocols import Request
+from ctxfold.retrieval.originals import Audience
 from ctxfold.session.context import AgentContext
 from ctxfold.session.files import write_lines
-from ctxfold.tokens.media import shown_text
+from ctxfold.tokens.media import row_text, shown_text
 from ctxfold.tokens.text import EncodingNotFoundError, TiktokenCounter
 from ctxfold.validation import shown_url
 
@@ -58,7 +61,10 @@ Limit = Annotated[int, typer.Option("--limit", min=1, help="largest number of re
 
 
 def sessions(store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = False) -> None:
-    """List an owner's sessions."""
+    """List an owner's sessions.
+
+    Example: ctxfold sessions
+    """
     with within(as_json=as_json), opened(store) as place:
         names = place.sessions(owner)
         rows: list[dict[str, Any]] = []
@@ -72,14 +78,7 @@ def sessions(store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = False) -> 
         if not rows:
             output().print(f"no sessions of owner {shown(owner)!r}")
             return
-        table = Table("session", "turns", "tokens", "budget", "compactions", "forks", box=None)
-        for row in rows:
-            table.add_row(
-                Text(shown(row["session"])),
-                *(str(row[c]) for c in ("turns", "tokens", "budget", "compactions")),
-                Text(shown(", ".join(row["forks"]))),
-            )
-        output().print(table)
+        print_rows(row | {"forks": ", ".join(row["forks"])} for row in rows)
 
 
 def _row(context: AgentContext) -> dict[str, Any]:
@@ -103,37 +102,37 @@ def show(
     last: Annotated[int | None, typer.Option("--last", min=1, help="only this number of newest messages")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a conversation, compacted messages included, or single messages by id or reference."""
+    """Print a conversation, compacted messages included, or single messages by id or reference.
+
+    Example: ctxfold show chat-1 '#17'
+    """
     with within(as_json=as_json), session(store, name, owner) as context:
         if references:
             messages = [context.archive.get(reference) for reference in references]
         else:
-            messages = list(context.messages(_audience(audience)))[-last if last else 0 :]
+            messages = list(context.messages(cast("Audience", audience)))[-last if last else 0 :]
         if as_json:
             print_json([_message(m) for m in messages])
             return
-        console = output()
+        console, numbers = output(), _references(context, references)
         for message in messages:
-            console.print(Text(f"{message.role} {shown(message.id)}", style="bold"))
-            console.print(Text(shown(_text(message))))
+            head = f"{numbers.get(message.id, '')} {message.role} {message.id}"
+            console.print(Text(shown(head).strip(), style="bold"))
+            console.print(Text(f"{shown(shown_text(message) or row_text(message, PREVIEW_CHARS))}\n"))
 
 
-def _audience(name: str) -> Literal["all", "user", "model"]:
-    match name:
-        case "all" | "user" | "model":
-            return name
-        case _:
-            raise typer.BadParameter("use all, user or model", param_hint="--audience")
+def _references(context: AgentContext, of: Sequence[str] | None) -> dict[str, str]:
+    """Returns the references of these messages, or of all, by message id."""
+    if of:
+        return {e.id: e.reference for e in map(context.archive.explain, of)}
+    records = context.handle.store.read(context.handle.key)
+    return {m.id: f"#{r.number}" for r in records if r.number and (m := stored_message(r)) is not None}
 
 
 def _message(message: Message) -> dict[str, Any]:
     calls = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in message.tool_calls]
     fields: dict[str, Any] = {"id": message.id, "role": message.role, "kind": message.kind, "text": message.text}
     return fields | ({"tool_calls": calls} if calls else {})
-
-
-def _text(message: Message) -> str:
-    return f"{shown_text(message)}\n"
 
 
 def window(
@@ -145,21 +144,92 @@ def window(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the window block by block, with the tokens of each block and the reason why it is there."""
+    """Show the window block by block, with the tokens of each block and the reason why it is there.
+
+    Example: ctxfold window chat-1
+    """
     with within(as_json=as_json), session(store, name, owner) as context:
         explanation = context.explain()
         recalled = context.window(recall=True, question=question).recalled if question else ""
         if as_json:
             print_json(explanation.to_dict() | ({"recalled": recalled} if question else {}))
             return
-        console = output()
-        console.print(Text(shown(str(explanation).partition("\n")[0])))
-        table = Table("zone", "role", "tokens", "why", "message", box=None)
-        for block in explanation.blocks:
-            table.add_row(block.zone, block.role, str(block.tokens), block.why, Text(shown(block.preview)))
-        console.print(table)
+        _print_window(explanation)
         if question:
-            console.print(Text(shown(recalled) or "nothing would be recalled"))
+            output().print(Text(shown(recalled) or "nothing would be recalled"))
+
+
+def _print_window(window: Explanation) -> None:
+    output().print(Text(shown(str(window).partition("\n")[0])))
+    print_rows(map(_block, window.blocks), wide=("why",))
+
+
+def _block(block: WindowBlock) -> dict[str, object]:
+    fields = {"zone": block.zone, "role": block.role, "tokens": block.tokens, "why": block.why}
+    return {"#": block.reference, **fields, "message": block.preview}
+
+
+def why(
+    name: Name,
+    reference: Annotated[str, typer.Argument(metavar="MESSAGE", help="a reference such as #17, or an id")],
+    store: StoreUrl,
+    owner: Owner = OWNER,
+    as_json: AsJson = False,
+) -> None:
+    """Tell why a message is in the window or not: its zone, the compaction that took it out, recall.
+
+    Example: ctxfold why chat-1 '#17'
+    """
+    with within(as_json=as_json), session(store, name, owner) as context:
+        found, window = context.archive.explain(reference), context.explain()
+        block = next((b for b in window.blocks if b.id == found.id), None)
+        recalled, gave_way = (found.reference in refs for refs in (window.recalled, window.gave_way))
+        if as_json:
+            facts = {"zone": block and block.zone, "tokens": block and block.tokens, "message": _message(found.message)}
+            print_json(asdict(found) | facts | {"recalled": recalled, "gave_way": gave_way})
+            return
+        place = "out of the window" if block is None else f"in the window, zone {block.zone}, {block.tokens} tokens"
+        output().print(Text(shown(f"{found.reference} {found.message.role}: {row_text(found.message, PREVIEW_CHARS)}")))
+        output().print(Text(shown(f"{place}: {found.where}, {found.why}")))
+        if recalled or gave_way:
+            output().print(f"the newest request {'recalled it' if recalled else 'left it out for recalled passages'}")
+
+
+def diff(
+    name: Name,
+    earlier: Annotated[
+        int, typer.Argument(metavar="TURN", help="its number, 1 for the first; `sessions` says how many")
+    ],
+    later: Annotated[int, typer.Argument(metavar="TURN", help="that of a later one")],
+    store: StoreUrl,
+    owner: Owner = OWNER,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the windows of two turns, each as its last request had it: + came, - left, ~ is shown otherwise.
+
+    Example: ctxfold diff chat-1 3 9
+    """
+    with within(as_json=as_json), session(store, name, owner) as context:
+        turns = {turn.turn: turn for turn in context.archive.inspect().turns}
+        if missing := {earlier, later} - turns.keys():
+            raise MessageNotFoundError(f"session {name!r} has no turn {min(missing)}: it has turns 1 to {len(turns)}")
+        before, after = (
+            context.archive.window_at((turns[n].requests or (turns[n].seq,))[-1]) for n in (earlier, later)
+        )
+        found = difference(before, after)
+        if as_json:
+            print_json(found)
+            return
+        zones = ", ".join(f"{zone} {tokens:+,}" for zone, tokens in found.zones.items() if tokens) or "no difference"
+        output().print(
+            f"turn {earlier} to turn {later}: {before.used_tokens:,} to {after.used_tokens:,} tokens ({zones})"
+        )
+        marked = {"+": found.came, "-": found.left, "~": [b for _, b in found.changed]}
+        if blocks := [{"": mark} | _block(b) for mark, blocks in marked.items() for b in blocks]:
+            print_rows(blocks, wide=("why",))
+        recalled = {"recalled": found.recalled, "no longer recalled": found.no_longer_recalled}
+        if told := "; ".join(f"{what}: {', '.join(references)}" for what, references in recalled.items() if references):
+            output().print(told)
 
 
 def search(  # noqa: PLR0913 - the options of a command
@@ -178,7 +248,10 @@ def search(  # noqa: PLR0913 - the options of a command
     limit: Limit = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Find messages, also compacted ones; `show SESSION '#17'` reads one in full."""
+    """Find messages, also compacted ones; `show SESSION '#17'` reads one in full.
+
+    Example: ctxfold search --all "locker code"
+    """
     with within(as_json=as_json), opened(store) as place:
         if not every and (only or len(words) < 2):
             raise ConfigError("say where to search: give a session and search words, or --all and search words")
@@ -190,26 +263,25 @@ def search(  # noqa: PLR0913 - the options of a command
                     " ".join(words[0 if every else 1 :]),
                     limit,
                     sessions=(only or None) if every else names,
-                    roles=None if not roles else [_role(role) for role in roles],
+                    roles=cast("list[Role] | None", roles or None),
                     since=moment("--since", since),
                     until=moment("--until", until),
                 )
         if as_json:
             print_json([asdict(hit) for hit in hits])
             return
-        table = Table("session", "", "when", "role", "score", "best sentence", box=None)
-        for hit in hits:
-            when = time_text(hit.at_s, "%Y-%m-%d %H:%M")
-            excerpt = Text(shown(hit.excerpt))
-            table.add_row(Text(shown(hit.session)), hit.reference, when, hit.role, f"{hit.score:.2f}", excerpt)
-        output().print(table if hits else "nothing found")
+        print_rows(map(_hit, hits), wide=("time", "score") if every else ("session", "time", "score"))
 
 
-def _role(name: str) -> Role:
-    try:
-        return check_role(name)
-    except UnknownRoleError:
-        raise typer.BadParameter("use assistant, system, tool or user", param_hint="--role") from None
+def _hit(hit: Hit) -> dict[str, object]:
+    when = {"date": time_text(hit.at_s, "%Y-%m-%d"), "time": time_text(hit.at_s, "%H:%M"), "role": hit.role}
+    return {
+        "session": hit.session,
+        "#": hit.reference,
+        **when,
+        "score": f"{hit.score:.2f}",
+        "best sentence": hit.excerpt,
+    }
 
 
 def inspect(
@@ -221,7 +293,10 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report on a session: its window, its events, and the place of every message."""
+    """Report on a session: its window, its events, and the place of every message.
+
+    Example: ctxfold inspect chat-1 --html chat-1.html
+    """
     with within(as_json=as_json), session(store, name, owner) as context:
         with progress().status("reading"):
             inspection = context.archive.inspect()
@@ -232,8 +307,11 @@ def inspect(
             return
         if as_json:
             print_json(inspection.to_dict())
+        elif html is None:
+            _print_window(inspection.window)
+            output().print(Text(shown(f"\n{str(inspection).removeprefix(str(inspection.window)).strip()}")))
         else:
-            output().print(f"written to {html}" if html is not None else Text(shown(str(inspection))))
+            output().print(f"written to {html}")
 
 
 RECENT = 5  # compactions that are shown
@@ -250,6 +328,8 @@ def watch(
     """Watch a session's window: tokens by zone, room, the next compaction and recent ones. Ctrl-C ends it.
 
     Without a terminal, a line is printed for each change.
+
+    Example: ctxfold watch chat-1
     """
     console = output()
     with within(), session(store, name, owner) as context:
@@ -336,6 +416,8 @@ def doctor(
     """Check the installation, the token counters, a store and a model. Ends with 1 when something failed.
 
     Nothing is sent anywhere without --model.
+
+    Example: ctxfold doctor
     """
     versions = f"{version('ctxfold')} on Python {platform.python_version()}, {platform.system()}"
     checks = [Check("ok", "ctxfold", versions), *_extras(), *map(_counter, ENCODINGS)]

@@ -20,6 +20,8 @@ def ui(
     """Serve a live page over a store: the window of each turn, and why a message is in it or not. Ctrl-C ends it.
 
     It opens for whoever has the printed address, on this machine alone.
+
+    Example: ctxfold ui
     """
     with within(), opened(store) as place:
         try:

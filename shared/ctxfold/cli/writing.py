@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,6 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.progress import Progress, TaskID, track
-from rich.table import Table
 from rich.text import Text
 
 from ctxfold.cli.common import (
@@ -29,6 +29,7 @@ from ctxfold.cli.common import (
     output_file,
     print_json,
     print_result,
+    print_rows,
     progress,
     session,
     session_in,
@@ -39,6 +40,7 @@ from ctxfold.connect import LineCodec, named_provider, open_backend
 from ctxfold.engine.erase import Erasure
 from ctxfold.engine.retention import Pruned, Retention
 from ctxfold.errors import ConfigError, ImportLineError, MessageError, MessageNotFoundError, SessionNotFoundError
+from ctxfold.history.memory_items import MemoryItem
 from ctxfold.history.prompt_safety import neutral
 from ctxfold.protocols import Store, UuidIds, Wire
 from ctxfold.session.files import Zone, file_rules, parse_lines
@@ -62,7 +64,10 @@ def compact(
     force: Annotated[bool, typer.Option("--force", help="also while half of the budget is free")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compact a session now. The API key of the provider is read from the environment."""
+    """Compact a session now. The API key of the provider is read from the environment.
+
+    Example: ctxfold compact chat-1 --force
+    """
     with within(as_json=as_json), ExitStack() as stack:
         settings: dict[str, Any] = {}
         if model is not None:
@@ -87,7 +92,10 @@ def compact(
 
 
 def undo(name: Name, store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = False) -> None:
-    """Undo the last compaction or edit."""
+    """Undo the last compaction or edit.
+
+    Example: ctxfold undo chat-1
+    """
     with within(as_json=as_json), session(store, name, owner) as context:
         before = context.view()
         context.undo()
@@ -105,7 +113,10 @@ def fork(
     at: Annotated[str | None, typer.Option("--at", help="the last message to copy: an id or #17")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a new session with the history of this one."""
+    """Create a new session with the history of this one.
+
+    Example: ctxfold fork chat-1 what-if --at '#17'
+    """
     with within(as_json=as_json), session(store, name, owner) as context:
         view = context.fork(new, at=at).view()
         payload = {"session": new, "messages": len(view), "tokens": view.tokens}
@@ -123,7 +134,10 @@ def export(
     native: Annotated[bool, typer.Option("--native", help="write each message in its provider's format")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a session as JSON lines; zone "all" writes the whole session, which `import` restores."""
+    """Write a session as JSON lines; zone "all" writes the whole session, which `import` restores.
+
+    Example: ctxfold export chat-1 chat-1.jsonl
+    """
     with within(as_json=as_json), session(store, name, owner) as context:
         with output_file(file) as path, progress().status("writing"):
             lines = context.files.export_jsonl(path, zone=cast("Zone", zone), native=native)
@@ -158,6 +172,8 @@ def import_(
     """Import messages, all or none. A missing session is created; a whole session can only be imported into a new one.
 
     A file of another program with several conversations fills a session for each, named SESSION/TITLE and the end of its id.
+
+    Example: ctxfold import copy chat-1.jsonl
     """
     with within(as_json=as_json):
         if form == "auto":
@@ -255,7 +271,10 @@ def erase(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Erase messages, a session, or everything of an owner for good, from log, index, summaries and forks."""
+    """Erase messages, a session, or everything of an owner for good, from log, index, summaries and forks.
+
+    Example: ctxfold erase chat-1 '#17'
+    """
     with within(as_json=as_json), opened(store) as place:
         oldest = None if older_than is None else age("--older-than", older_than)
         if references and oldest is not None:
@@ -291,7 +310,10 @@ def prune(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Erase for good what exceeds these limits in every session of the owner; sessions that are older are removed."""
+    """Erase for good what exceeds these limits in every session of the owner; sessions that are older are removed.
+
+    Example: ctxfold prune --older-than 30d
+    """
     with within(as_json=as_json), opened(store) as place:
         given = (older_than, unused_for, max_messages, max_bytes)
         if all(limit is None for limit in given):
@@ -386,7 +408,36 @@ def _print_erasure(done: Sequence[Erasure], *, as_json: bool = False, count: int
         output().print("another process is reading the file: run this again later, so that nothing is left in it")
 
 
-memory = typer.Typer(help="List, add and forget the memory items of an owner.", no_args_is_help=True)
+def policy(
+    name: Name,
+    store: StoreUrl,
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="such as keep_last=8")] = None,
+    owner: Owner = OWNER,
+    as_json: AsJson = False,
+) -> None:
+    """Show the settings of a session, or change some of them for good, for every program that opens it.
+
+    Example: ctxfold policy chat-1 context_window=16000
+    """
+    with within(as_json=as_json), session(store, name, owner) as context:
+        given = {
+            name: _value(text) for name, text in _pairs("the change", changes or (), "context_window=8000").items()
+        }
+        settings = (context.set_policy(**given) if given else context.policy).model_dump(mode="json")
+        lines = (f"{name:<22} {value}" for name, value in settings.items() if not given or name in given)
+        print_result(settings, shown("\n".join(lines)), as_json=as_json)
+
+
+def _value(text: str) -> Any:
+    """Returns the value that text is in Python or JSON, and text that is neither as it is."""
+    try:
+        return ast.literal_eval({"true": "True", "false": "False", "null": "None"}.get(text, text))
+    except (SyntaxError, ValueError):
+        return text
+
+
+EXAMPLE = 'Example: ctxfold memory add chat-1 facts "The locker is 47-B."'
+memory = typer.Typer(help=f"List, add and forget the memory items of an owner.\n\n{EXAMPLE}", no_args_is_help=True)
 MOST = 1_000_000
 RESERVED = frozenset({"kind", "text", "key", "shared", "confidence", "sources", "self"})
 
@@ -406,11 +457,12 @@ def list_(
         if as_json:
             print_json([asdict(item) for item in items])
             return
-        table = Table("id", "kind", "about", "text", "session", box=None)
-        for item in items:
-            text = f"{item.text} (replaced)" if item.superseded_by else item.text
-            table.add_row(item.id[:8], item.kind, *(Text(shown(t)) for t in (item.key, text, item.session)))
-        output().print(table if items else "nothing is remembered")
+        print_rows(map(_item, items), wide=("session",))
+
+
+def _item(item: MemoryItem) -> dict[str, object]:
+    text = f"{item.text} (replaced)" if item.superseded_by else item.text
+    return {"id": item.id[:8], "kind": item.kind, "about": item.key, "session": item.session, "text": text}
 
 
 @memory.command()
@@ -440,13 +492,17 @@ def add(
         output().print(Text(f"{added.item.id[:8]} {shown(outcome)}"))
 
 
-def _named(pairs: list[str] | tuple[str, ...]) -> dict[str, Any]:
-    bare = next((pair for pair in pairs if "=" not in pair), None)
-    if bare is not None:
-        raise ConfigError(f"--data {bare!r}: give a name and a value, such as subject=Ann")
+def _named(pairs: Sequence[str]) -> dict[str, Any]:
     reserved = next((pair for pair in pairs if pair.partition("=")[0] in RESERVED), None)
     if reserved is not None:
         raise ConfigError(f"--data {reserved!r}: that name is reserved: choose another one")
+    return _pairs("--data", pairs, "subject=Ann")
+
+
+def _pairs(what: str, pairs: Sequence[str], example: str) -> dict[str, str]:
+    bare = next((pair for pair in pairs if "=" not in pair), None)
+    if bare is not None:
+        raise ConfigError(f"{what} {bare!r}: give a name and a value, such as {example}")
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
 

@@ -18,8 +18,9 @@ from ctxfold.policy.prices import CostLine
 from ctxfold.protocols import Store
 from ctxfold.retrieval.originals import original_record
 from ctxfold.state import Session, load_at
-from ctxfold.tokens.media import shown_text
+from ctxfold.tokens.media import row_text
 
+PREVIEW_CHARS = 200
 Where: TypeAlias = Literal["visible", "excerpt", "compacted", "removed", "hidden", "open turn"]
 
 
@@ -94,7 +95,8 @@ class Explanation:
             f"(window {self.context_window}), epoch {self.epoch}, {self.compactions} compactions; {self.gauge.forecast}"
         )
         rows = [
-            f"{b.zone:<8} {b.role:<10} {b.tokens:>6}  {b.reference:<6} {b.why:<34} {b.preview}" for b in self.blocks
+            f"{b.zone:<8} {b.role:<10} {b.tokens:>6}  {b.reference:<6} {b.why:<34} {b.preview[:60]}"
+            for b in self.blocks
         ]
         return "\n".join([head, str(self.cost), *rows])
 
@@ -194,10 +196,13 @@ def explain_message(session: Session, message_id: str) -> Flow[MessageExplanatio
     if message.visibility == "user":
         where, why = "hidden", "for the user only: neither counted nor sent"
     elif entry is None:
-        summaries = yield from _summaries(session, message.id, record.seq)
+        compactions = yield from _compactions(session, message.id, record.seq)
+        summaries = tuple(c.summary.id for c in compactions if c.summary is not None)
         where, why = "removed", "an edit took it out of the view; the original is archived"
-        if summaries:
-            where, why = "compacted", f"summarised in {summaries[-1]}; the original is archived"
+        if compactions:
+            last = compactions[-1]
+            how = f"summarised in {summaries[-1]}" if last.summary else "left out without a summary"
+            where, why = "compacted", f"{how} ({last.strategy}, {last.reason}); the original is archived"
     elif any(entry in t.entries for t in session.state.open.values()):
         where, why = "open turn", "its turn has not closed yet"
     else:
@@ -205,29 +210,26 @@ def explain_message(session: Session, message_id: str) -> Flow[MessageExplanatio
     return MessageExplanation(message.id, where, why, f"#{record.number}", message, summaries)
 
 
-def _summaries(session: Session, message_id: str, since: int) -> Flow[tuple[str, ...]]:
-    """Returns the ids of the summaries that covered the message, one after the other."""
+def _compactions(session: Session, message_id: str, since: int) -> Flow[list[Compacted]]:
+    """Returns the compactions that covered the message, or the summary that stood for it, one after the other."""
     records = yield from StoreCall(Store.read, session.key, after=since)
-    newest_id, summary_ids = message_id, list[str]()
+    newest_id, found = message_id, list[Compacted]()
     for record in records:
         body = record.body
-        if not isinstance(body, Compacted) or body.summary is None or record.id in session.state.undone:
-            continue
-        if newest_id in body.covered:
-            newest_id = body.summary.id
-            summary_ids.append(newest_id)
-    return tuple(summary_ids)
+        if isinstance(body, Compacted) and newest_id in body.covered and record.id not in session.state.undone:
+            newest_id = newest_id if body.summary is None else body.summary.id
+            found.append(body)
+    return found
 
 
 def _block(zone: str, entry: Entry, record: Record | None, pinned: bool, ratio: float) -> WindowBlock:
-    text = " ".join(shown_text(entry.message).split())
     return WindowBlock(
         zone=zone,
         id=entry.id,
         role=entry.message.role,
         tokens=round(entry.tokens * ratio),
         why=_why(entry, pinned),
-        preview=text if len(text) <= 60 else f"{text[:57]}...",
+        preview=row_text(entry.message, PREVIEW_CHARS),
         reference=entry.reference if entry.number else "",
         source=_made_from(entry, record),
         at_s=record.at_s if record is not None else 0.0,

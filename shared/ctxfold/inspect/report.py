@@ -30,14 +30,14 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.snapshot import stored_message
 from ctxfold.history.view import ZONES, WindowTokens, section_note
-from ctxfold.inspect.explain import Explanation, explain
+from ctxfold.inspect.explain import PREVIEW_CHARS, Explanation, explain
 from ctxfold.inspect.page import body, page, time_text
 from ctxfold.messages import Message, Usage, is_final
 from ctxfold.policy.prices import CostLine, Prices, cost
 from ctxfold.protocols import Store
 from ctxfold.retrieval.loss import says_missing
 from ctxfold.state import Session
-from ctxfold.tokens.media import images_of, shown_text
+from ctxfold.tokens.media import images_of, row_text, shown_text
 
 CHECKPOINT_EVERY = 500  # records; an undo is folded again from the checkpoint before what it undid
 
@@ -225,7 +225,8 @@ class Stored:
     """A message as it was stored, and its place now; `reference` reads it back.
 
     `summary` is the id of the summary in the window that stands for it, "" for one that none does. `tools` are the tools that it
-    calls or whose results it has, `images` counts its pictures, and `seq` is the record that holds it.
+    calls or whose results it has, `images` counts its pictures, and `seq` is the record that holds it. `preview` is its
+    text in one line, which is never empty.
     """
 
     reference: str
@@ -234,16 +235,12 @@ class Stored:
     where: str
     at_s: float
     text: str
+    preview: str
     summary: str = ""
     turn: int = 0
     tools: tuple[str, ...] = ()
     images: int = 0
     seq: int = 0
-
-    @property
-    def preview(self) -> str:
-        line = " ".join(self.text.split())
-        return line if len(line) <= 100 else f"{line[:97]}..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +261,6 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         data = asdict(replace(self, window=replace(self.window, messages=())))
         data["window"] = self.window.to_dict()
-        data["messages"] = [{**asdict(m), "preview": m.preview} for m in self.messages]
         return data
 
     def page(self) -> str:
@@ -425,6 +421,7 @@ def _stored(state: SessionState, records: Sequence[Record], ends: Sequence[int])
             where(m),
             r.at_s,
             _text(m),
+            row_text(m, PREVIEW_CHARS),
             summary(m),
             bisect_left(ends, r.seq) + 1,
             tools_of(m, names),

@@ -115,6 +115,12 @@ def inline_data(part: MediaPart) -> tuple[str, bytes] | None:
     return None if encoded is None or mime is None else (mime, _decoded(encoded))
 
 
+def row_text(message: Message, most_chars: int) -> str:
+    """Returns what a message holds for a reader in one line, which is never empty."""
+    line = " ".join(shown_text(message).split()) or ("[reasoning]" if message.parts else "[nothing]")
+    return line if len(line) <= most_chars else f"{line[: most_chars - 3]}..."
+
+
 def name_of(part: MediaPart) -> str:
     """Returns kind and form of a medium, such as `image, png`."""
     medium = medium_of(part)
