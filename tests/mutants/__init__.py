@@ -12,6 +12,7 @@ from tests.mutants import (
     retrieval,
     sessions,
     stores,
+    transcripts,
     wires,
 )
 from tests.mutants.mutant import Mutant
@@ -26,6 +27,7 @@ AREAS: dict[str, tuple[Mutant, ...]] = {
     "retrieval": retrieval.MUTANTS,
     "sessions": sessions.MUTANTS,
     "stores": stores.MUTANTS,
+    "transcripts": transcripts.MUTANTS,
     "wires": wires.MUTANTS,
 }
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for mutants in AREAS.values() for mutant in mutants)

@@ -171,9 +171,7 @@ CLAUDE_COMPACTED = Sample(
         claude("a4", "a3", "assistant", said("Hay."), reply="m3"),
         claude("g1", None, "user", "Look for owls.", isSidechain=True, agentId="a7"),
         claude("g2", "g1", "assistant", said("Two owls."), isSidechain=True, agentId="a7"),
-        claude(
-            "b1", None, "system", subtype="compact_boundary", content="Conversation compacted", logicalParentUuid="a4"
-        ),
+        claude("b1", None, "system", subtype="compact_boundary", content="Conversation compacted"),
         claude("c1", "b1", "user", "This session is being continued from a previous one.", isCompactSummary=True),
         claude("u4", "c1", "user", "How many barrels were there?"),
         claude("a5", "u4", "assistant", said("Twelve of them."), reply="m4"),
@@ -1364,8 +1362,9 @@ VERCEL = Sample(
     (
         [
             "user: Weather? [image]",
-            'assistant: (I ask.) weather({"city": "Bern"}) wind({})',
+            'assistant: (I ask.) weather({"city": "Bern"})',
             'tool: {"sky": "clear"}',
+            "assistant: wind({})",
             "tool: no wind",
             "assistant: Clear.",
             'assistant: pay({"sum": 1})',

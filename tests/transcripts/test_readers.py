@@ -14,13 +14,17 @@ from ctxfold.transcripts.conversation import Conversation
 from ctxfold.transcripts.reading import read_transcripts, transcript_format
 from tests.support.driven import context
 from tests.transcripts.samples import (
+    CHATGPT_TREE,
     CLAUDE_PARALLEL,
+    OTEL_SPANS,
     SAMPLES,
+    VERCEL,
     Sample,
     chat,
     claude,
     lines,
     node,
+    run,
 )
 
 
@@ -70,8 +74,8 @@ def test_a_sample_is_read_as_it_was_said(sample: Sample, tmp_path: Path) -> None
 def test_a_file_that_is_cut_off_is_refused_by_its_number(sample: Sample, tmp_path: Path) -> None:
     """Everywhere: within a text, behind a value, and before the end of an array; what is cut at a line's end is whole."""
     text = sample.text.rstrip()
-    for share in (0.35, 0.6, 0.97):
-        path = written(tmp_path, text[: int(len(text) * share)])
+    for length in (int(len(text) * 0.35), int(len(text) * 0.6), len(text) - 9, len(text) - 1):
+        path = written(tmp_path, text[:length])
         with pytest.raises(ImportLineError, match=r"^(line|item) \d+: .*nothing was imported") as caught:
             list(read_transcripts(path, format=sample.format))
         assert caught.value.line >= 1
@@ -87,6 +91,17 @@ def test_each_sample_goes_into_a_session_at_its_times(sample: Sample, tmp_path: 
             entries = ctx.view()
             known = [t for t in conversation.times_s if t is not None]
             assert [e.at_s for e in entries][: len(known)] == known, number
+
+
+def test_times_of_every_kind(tmp_path: Path) -> None:
+    for sample, at_s in (
+        (CLAUDE_PARALLEL, 1_790_391_600.0),
+        (CHATGPT_TREE, 1_700_000_000.5),
+        (OTEL_SPANS, 1_780_000_000.0),
+        (VERCEL, 1_780_000_000.0),
+    ):
+        conversation = next(read_transcripts(written(tmp_path, sample.text)))
+        assert all(found == pytest.approx(at_s, abs=1) for found in conversation.times_s)
 
 
 def test_a_reply_on_several_lines_has_one_usage(tmp_path: Path) -> None:
@@ -205,3 +220,68 @@ def test_what_is_no_transcript(tmp_path: Path) -> None:
     assert transcript_format(written(tmp_path, '{"role": "user", "content": "x"}')) == "messages"
     with pytest.raises(ConfigError, match=r"files\.import_jsonl"):
         list(read_transcripts(path, format="messages"))
+
+
+def test_traces_without_a_thread_that_repeat_the_history_are_one_conversation(tmp_path: Path) -> None:
+    history: list[dict[str, str]] = []
+    runs: list[dict[str, object]] = []
+    for number, (question, answer) in enumerate((("Ping?", "Pong."), ("Again?", "Pang."))):
+        history.append({"role": "user", "content": question})
+        reply = {"role": "assistant", "content": answer}
+        runs.append(
+            run(f"r{number}", "llm", {"messages": [*history]}, {"choices": [{"message": reply}]}, trace=f"t{number}")
+        )
+        history.append(reply)
+    other = {"messages": [{"role": "user", "content": "Else?"}]}
+    runs.append(run("x", "llm", other, {"choices": [{"message": {"role": "assistant", "content": "No."}}]}, trace="t9"))
+    found = [told(c) for c in read_transcripts(written(tmp_path, lines(*runs)))]
+    assert found == [
+        ["user: Ping?", "assistant: Pong.", "user: Again?", "assistant: Pang."],
+        ["user: Else?", "assistant: No."],
+    ]
+
+
+def test_the_calls_of_an_agent_stand_in_its_models(tmp_path: Path) -> None:
+    """Where the root has a question and an answer alone."""
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    asked = [{"role": "user", "content": "1 and 1?"}]
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answered = [*asked, called, {"role": "tool", "tool_call_id": "c1", "content": "2"}]
+    runs = [
+        run("root", "chain", {"input": "1 and 1?"}, {"output": "Two."}),
+        run(
+            "m1",
+            "llm",
+            {"messages": asked},
+            {"choices": [{"message": called}]},
+            parent="root",
+            at="2026-05-01T10:00:01",
+        ),
+        run(
+            "m2",
+            "llm",
+            {"messages": answered},
+            {"choices": [{"message": {"role": "assistant", "content": "Two."}}]},
+            parent="root",
+            at="2026-05-01T10:00:02",
+        ),
+    ]
+    found = [told(c) for c in read_transcripts(written(tmp_path, lines(*runs)))]
+    assert found == [["user: 1 and 1?", "assistant: add({})", "tool: 2", "assistant: Two."]]
+
+
+def test_the_file_of_a_sub_agent_is_a_conversation(tmp_path: Path) -> None:
+    side = {"isSidechain": True, "agentId": "a7"}
+    rows = [
+        claude("u1", None, "user", "Look.", **side),
+        claude("a1", "u1", "assistant", [{"type": "text", "text": "Seen."}], **side),
+    ]
+    assert [told(c) for c in read_transcripts(written(tmp_path, lines(*rows)))] == [["user: Look.", "assistant: Seen."]]
+
+
+def test_halves_of_a_surrogate_pair_are_replaced(tmp_path: Path) -> None:
+    """Programs cut texts within a sign; nobody could mend a file of years for that."""
+    path = written(
+        tmp_path, json.dumps([chat("Cut", "u1", node("r", None), node("u1", "r", "user", "cut \ud83d here"))])
+    )
+    assert [told(c) for c in read_transcripts(path)] == [["user: cut \ufffd here"]]

@@ -38,6 +38,7 @@ _CONTENT_FIELDS = {  # with text, of the types of content that have no parts
     "tether_browsing_code": "text",
     "tether_browsing_display": "summary result",
     "tether_quote": "title url text",
+    "sonic_webpage": "title url snippet text",
     "reasoning_recap": "content",
 }
 _MEDIA = {

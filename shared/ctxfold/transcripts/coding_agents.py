@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ctxfold.errors import MessageError
-from ctxfold.messages import ReasoningPart, ToolCallPart, ToolResultPart, Usage
+from ctxfold.messages import MediaPart, ReasoningPart, TextPart, ToolCallPart, ToolResultPart, Usage
 from ctxfold.transcripts.chat_messages import add_message, add_parts, parts_of, result_parts
 from ctxfold.transcripts.conversation import (
     Conversation,
@@ -67,7 +67,7 @@ _CLAUDE_MESSAGE = "content stop_sequence usage context_management container diag
 
 def claude_code(values: Numbered) -> Iterator[Conversation]:
     """Reads a session: the branch of the last line, with what stands before a compaction. Sub-agents are left out."""
-    builder, lines, agents = ConversationBuilder("claude-code", 1), Lines(), set[str]()
+    builder, lines, agents = ConversationBuilder("claude-code", 1), Lines(), dict[str, Lines]()
     for number, line in values:
         with numbered(number, "claude-code"):
             kind = need(line, "type", str, "the line")
@@ -78,9 +78,13 @@ def claude_code(values: Numbered) -> Iterator[Conversation]:
             elif kind not in _CLAUDE_CHAIN:
                 builder.unknown(line, "", f"lines of the unknown type {kind!r}")
             elif line.get("isSidechain") is True:
-                agents.add(as_text(line.get("agentId")))
+                agents.setdefault(as_text(line.get("agentId")), Lines())[need(line, "uuid", str, "the line")] = (
+                    number,
+                    line,
+                )
             else:
                 lines.setdefault(need(line, "uuid", str, "the line"), (number, line))
+    lines = lines or agents.popitem()[1] if agents else lines  # a file of a sub-agent
     builder.left_out["conversations of sub-agents"] = len(agents)
     parents = _claude_parents(lines)
     branch = _claude_branch(path_to(next(reversed(parents), None), parents), lines)
@@ -182,6 +186,7 @@ def codex(values: Numbered) -> Iterator[Conversation]:
             before, at = len(builder.rows), line.get("timestamp")
             if kind == "session_meta":
                 builder.id = builder.id or as_text(payload.get("id"))
+                builder.left_out["beginnings that are in another rollout"] += "history_base" in payload
             elif kind == "turn_context":
                 model = as_text(payload.get("model")) or model
             elif kind == "response_item" or (kind == "compacted" and not before):  # else what it replaces is above
@@ -260,7 +265,6 @@ def _codex_message(builder: ConversationBuilder, item: Row, at: object, model: s
 
 _GEMINI_TAGS = "session_context|hook_context|state_snapshot"
 _GEMINI_META = "directories summary startTime lastUpdated kind activeExtensionName sessionId projectHash messages"
-_GEMINI_PARTS = {"text", "functionCall", "functionResponse", "inlineData", "fileData"}
 
 
 def gemini_cli(values: Numbered) -> Iterator[Conversation]:
@@ -320,34 +324,31 @@ def _add_gemini(builder: ConversationBuilder, name: str, message: Row) -> None:
     kind, what = need(message, "type", str, "a message"), "a message"
     check_fields(message, "content displayContent toolCalls thoughts tokens model", what)
     fields: dict[str, Any] = {"id": name, "at": message.get("timestamp")}
-    blocks = _gemini_blocks(need(message, "content", object, what))
+    content = _gemini_items(need(message, "content", object, what))
     if kind in ("info", "warning", "error"):
         builder.left_out[_NOTICE] += 1
     elif kind == "user":
-        shown = _gemini_blocks(message.get("displayContent")) or blocks
-        builder.left_out["files that a question names"] += shown != blocks
+        shown = _gemini_items(message.get("displayContent")) or content
+        builder.left_out["files that a question names"] += shown != content
         # results are with their calls
-        asked = [b for b in spoken(builder, shown, _GEMINI_TAGS) if b.get("type") != "tool_result"]
+        asked = [b for b in spoken(builder, shown, _GEMINI_TAGS) if "functionResponse" not in b]
         add_parts(builder, "user", parts_of(builder, asked), fields)
     elif kind == "gemini":
-        thoughts = rows(message.get("thoughts"), "thoughts")
-        told = [
-            "\n".join(need(thought, key, str, "a thought") for key in ("subject", "description"))
-            for thought in thoughts
+        pairs = [
+            [need(t, k, str, "a thought") for k in ("subject", "description")]
+            for t in rows(message.get("thoughts"), what)
         ]
+        thoughts = [ReasoningPart("\n\n".join("\n".join(filter(None, pair)) for pair in pairs))] if pairs else []
         calls = rows(message.get("toolCalls"), "calls")
-        said = [
-            {"type": "thinking", "text": "\n\n".join(told)},
-            *(b for b in blocks if not calls or b["type"] != "tool_call"),
-        ]
+        said = parts_of(builder, [block for block in content if not calls or "functionCall" not in block])
         made = [
-            {"type": "tool_call", **{key: need(call, key, object, "a call") for key in ("id", "name", "args")}}
+            {"functionCall": {key: need(call, key, object, "a call") for key in ("id", "name", "args")}}
             for call in calls
         ]
         spent = {key: count for key, count in as_dict(message.get("tokens")).items() if is_a(count, int)}
         usage = Usage(spent.get("input", 0), spent.get("output", 0) + spent.get("thoughts", 0), spent.get("cached", 0))
         fields |= {"model": message.get("model"), "usage": usage if spent else None}
-        builder.add("assistant", parts_of(builder, said + made), **fields)
+        builder.add("assistant", [*thoughts, *said, *parts_of(builder, made)], **fields)
         for call in calls:
             _add_gemini_result(builder, call, fields["at"])
     else:
@@ -356,39 +357,18 @@ def _add_gemini(builder: ConversationBuilder, name: str, message: Row) -> None:
 
 def _add_gemini_result(builder: ConversationBuilder, call: Row, at: object) -> None:
     check_fields(call, "args result resultDisplay displayName description", "a call")
-    blocks = _gemini_blocks(call.get("result")) or _gemini_blocks(as_text(call.get("resultDisplay")))
-    told = [block.get("content") or block.get("text") for block in blocks if block["type"] in ("tool_result", "text")]
-    others = [block for block in blocks if block["type"] not in ("tool_result", "text")]
-    failed = call.get("status") in ("error", "cancelled") or any(block.get("is_error") for block in blocks)
-    if blocks:
-        result = ToolResultPart(as_text(call.get("id")), "\n".join(map(str, told)), as_text(call.get("name")), failed)
-        builder.add("tool", [result, *parts_of(builder, others)], at=at)
+    parts = parts_of(builder, call.get("result")) or texts(as_text(call.get("resultDisplay")))
+    told = [
+        part.content if isinstance(part, ToolResultPart) else part.text
+        for part in parts
+        if isinstance(part, TextPart | ToolResultPart)
+    ]
+    failed = call.get("status") in ("error", "cancelled") or any(getattr(part, "is_error", False) for part in parts)
+    if parts:
+        result = ToolResultPart(as_text(call.get("id")), "\n".join(told), as_text(call.get("name")), failed)
+        builder.add("tool", [result, *(part for part in parts if isinstance(part, MediaPart))], at=at)
 
 
-def _gemini_blocks(content: object) -> list[dict[str, Any]]:
-    """Returns the parts of a content (a text, a part, or a list of both) as blocks."""
+def _gemini_items(content: object) -> list[dict[str, Any]]:
     items = as_list(content) if is_a(content, list) else [content] if content else []
-    blocks: list[dict[str, Any]] = []
-    for part in rows([{"text": item} if isinstance(item, str) else item for item in items], "a content"):
-        call, answer = as_dict(part.get("functionCall")), as_dict(part.get("functionResponse"))
-        response = as_dict(answer.get("response"))
-        plain = next(
-            (key for key in ("output", "error") if isinstance(response.get(key), str) and len(response) == 1), ""
-        )
-        check_fields(
-            part, "text functionCall functionResponse inlineData fileData thoughtSignature", "a part of a content"
-        )
-        if answer:
-            told = response[plain] if plain else json_text(need(answer, "response", object, "a result"))
-            blocks.append(
-                {"type": "tool_result", "id": answer.get("id"), "content": told, "is_error": plain == "error"}
-            )
-        elif call:
-            blocks.append({"type": "tool_call", **call})
-        elif "text" in part:
-            blocks.append(
-                {"type": "thinking" if part.get("thought") else "text", "text": need(part, "text", str, "a part")}
-            )
-        else:
-            blocks.append({"type": "", **part})
-    return [block for block in blocks if block.get("text") != ""]
+    return rows([{"text": item} if isinstance(item, str) else item for item in items], "a content")

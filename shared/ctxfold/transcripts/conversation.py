@@ -64,7 +64,7 @@ class Conversation:
 
 
 @contextmanager
-def numbered(number: int, form: str, unit: str = "line") -> Generator[None, None, None]:
+def numbered(place: int, form: str) -> Generator[None, None, None]:
     """Names the line, and the format that it resembles, in what a reader raises."""
     try:
         yield
@@ -72,7 +72,8 @@ def numbered(number: int, form: str, unit: str = "line") -> Generator[None, None
         raise
     except (CtxError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = str(error) if isinstance(error, CtxError) else f"it cannot be read ({error!r})"
-        raise ImportLineError(number, f"it resembles {form}, but {problem}", unit) from error
+        unit = getattr(place, "unit", "line")
+        raise ImportLineError(place, f"it resembles {form}, but {problem}", unit) from error
 
 
 def need(value: Row, key: str, kind: type[Any], what: str) -> Any:

@@ -8,22 +8,18 @@ from contextlib import suppress
 from typing import Any
 
 from ctxfold.errors import ImportLineError, MessageError
-from ctxfold.messages import Part, ReasoningPart, ToolCallPart, ToolResultPart, check_role
-from ctxfold.transcripts.chat_messages import add_message, join_history
+from ctxfold.transcripts.chat_messages import add_message, join_conversation, join_history
 from ctxfold.transcripts.conversation import (
     Conversation,
     ConversationBuilder,
     Numbered,
     Row,
-    arguments_text,
     check_fields,
     json_text,
-    media,
     need,
     numbered,
     rows,
     seconds,
-    texts,
     worded,
 )
 from ctxfold.validation import as_dict, as_dicts, as_list, as_text, is_a, read_json
@@ -50,14 +46,14 @@ def message_lists(form: str, values: Numbered) -> Iterator[Conversation]:
                 for message in [{"role": "system", "content": value["system"]}] if value.get("system") else []:
                     add_message(builder, message)
                 for message in need(value, "messages", list, "a conversation"):
-                    _add_any(builder, message)
+                    add_message(builder, message)
             elif "done" in value:
                 streamed.append(value)
                 if value["done"]:
                     add_message(builder, _whole(streamed), at=streamed[0].get("created_at"))
                     streamed = []
             else:
-                _add_any(builder, value)
+                add_message(builder, value)
     if streamed:
         raise ImportLineError(
             builder.number, f"it resembles {form}, but its reply is cut off: no piece says done: true"
@@ -73,72 +69,6 @@ def _whole(pieces: Iterable[Row]) -> Row:
         for key, value in message.items():
             whole[key] = value if key == "role" or key not in whole else whole[key] + value
     return whole
-
-
-def _add_any(builder: ConversationBuilder, message: object) -> None:
-    row = as_dict(message)
-    if is_a(row.get("parts"), list) and all("type" in part for part in as_dicts(row["parts"])):
-        _add_ui_message(builder, row)
-    else:
-        add_message(builder, message, at=row.get("created_at") or row.get("createdAt"))
-
-
-def _add_ui_message(builder: ConversationBuilder, message: Row) -> None:
-    """Adds a message of Vercel's AI SDK: its calls hold their results, and what follows these is a later message of the model."""
-    role = check_role(message.get("role"))
-    fields: dict[str, Any] = {
-        "id": message.get("id"),
-        "at": as_dict(message.get("metadata")).get("createdAt") or message.get("createdAt"),
-    }
-    check_fields(message, "parts metadata" + (" content" if message["parts"] else ""), "a message")
-    said, results = list[Part](), list[Part]()
-
-    def flush() -> None:
-        if said:
-            builder.add(role, said, **fields)
-        builder.add("tool", results, at=fields["at"])
-        said.clear()
-        results.clear()
-
-    for part in rows(message["parts"], "the parts of a message"):
-        kind = need(part, "type", str, "a part")
-        what = f"a part of the type {kind!r}"
-        tool = kind.removeprefix("tool-") if kind.startswith("tool-") else as_text(part.get("toolName"))
-        if tool and (kind.startswith("tool-") or kind == "dynamic-tool"):
-            _add_tool_part(as_dict(part.get("toolInvocation")) or part, tool, said, results)
-            continue
-        if results or kind == "step-start":
-            flush()
-        if kind in ("text", "reasoning"):
-            check_fields(part, "text type state providerMetadata", what)
-            text = need(part, "text", str, what)
-            said += [ReasoningPart(text)] if kind == "reasoning" and text else texts(text)
-        elif kind == "file":
-            name = as_text(part.get("mediaType")).partition("/")[0]
-            said.append(
-                media({"type": "image_url", "image_url": {"url": part.get("url")}} if name == "image" else part)
-            )
-        elif kind.startswith(("data-", "source-")):
-            builder.left_out[f"parts of the type {kind!r}"] += 1
-        elif kind != "step-start":
-            builder.unknown(part, "type", what)
-    flush()
-
-
-def _add_tool_part(part: Row, tool: str, said: list[Part], results: list[Part]) -> None:
-    check_fields(
-        part,
-        "input args rawInput output result errorText title providerMetadata callProviderMetadata approval",
-        "a call",
-    )
-    call, state = need(part, "toolCallId", str, "a call"), as_text(part.get("state"))
-    given = next((part[key] for key in ("input", "args", "rawInput") if key in part), None)
-    said.append(ToolCallPart(call, as_text(part.get("toolName")) or tool, arguments_text(given)))
-    if state in ("output-available", "result"):
-        told: object = need(part, "output" if "output" in part else "result", object, "a call")
-        results.append(ToolResultPart(call, told if isinstance(told, str) else json_text(told), tool))
-    elif state in ("output-error", "output-denied"):
-        results.append(ToolResultPart(call, as_text(part.get("errorText")) or "(denied)", tool, True))
 
 
 # LlamaIndex
@@ -164,6 +94,7 @@ def llamaindex(values: Numbered) -> Iterator[Conversation]:
 # LangSmith and OpenTelemetry: each run and each span repeats the history
 
 
+_THREADS = ("session_id", "thread_id", "conversation_id")
 _RUN = "inputs outputs extra serialized events error tags name feedback_stats inputs_preview outputs_preview manifest"
 
 
@@ -180,22 +111,18 @@ def langsmith(values: Numbered) -> Iterator[Conversation]:
         traces.items(), key=lambda item: min(as_text(run.get("start_time")) for _, run in item[1])
     ):
         runs.sort(key=lambda pair: as_text(pair[1].get("start_time")))
-        roots = [pair for pair in runs if not pair[1].get("parent_run_id")]
-        found = [_of_run(*pair) for pair in roots]
-        if not any(each.rows for each in found):
-            found = [_of_run(*pair) for pair in runs if pair[1].get("run_type") in ("llm", "chat_model")]
-        metadata = as_dict(as_dict((roots or runs)[0][1].get("extra")).get("metadata"))
-        thread = next(
-            (as_text(metadata[key]) for key in ("session_id", "thread_id", "conversation_id") if metadata.get(key)),
-            trace,
-        )
-        builder = threads.setdefault(
-            thread, ConversationBuilder("langsmith", runs[0][0], thread, runs[0][1].get("name"))
-        )
-        for each in found:
-            join_history(builder, each)
-        if not any(each.rows for each in found):
-            builder.left_out["traces without messages"] += 1
+        roots = [_of_run(*pair) for pair in runs if not pair[1].get("parent_run_id")]
+        models = ConversationBuilder("langsmith", runs[0][0])
+        for pair in runs:
+            if pair[1].get("run_type") in ("llm", "chat_model"):
+                join_history(models, _of_run(*pair))
+        said = sum(len(each.rows) for each in roots)
+        metadata = as_dict(as_dict(runs[0][1].get("extra")).get("metadata"))
+        thread = next((as_text(metadata[key]) for key in _THREADS if metadata.get(key)), "")
+        # a root may hold no more than a text and an answer
+        for each in [models] if said <= 2 and len(models.rows) > said else roots:
+            each.title = as_text(runs[0][1].get("name"))
+            join_conversation(threads, thread, trace, each)
     for builder in threads.values():
         yield builder.conversation()
 
@@ -244,7 +171,7 @@ def opentelemetry(values: Numbered) -> Iterator[Conversation]:
                 spans.setdefault((record["trace"], record["span"]), []).append((number, record))
     found: dict[str, ConversationBuilder] = {}
     for (trace, _), records in sorted(spans.items(), key=lambda item: min(record["at"] for _, record in item[1])):
-        each, name = ConversationBuilder("opentelemetry", records[0][0]), trace
+        each, name = ConversationBuilder("opentelemetry", records[0][0]), ""
         for number, record in records:
             with numbered(number, "opentelemetry"):
                 told = ConversationBuilder("opentelemetry", number)
@@ -253,8 +180,7 @@ def opentelemetry(values: Numbered) -> Iterator[Conversation]:
                 name = as_text(record["attributes"].get("gen_ai.conversation.id")) or name
                 each.rows += told.rows if "gen_ai.input.messages" not in record["attributes"] else []
                 join_history(each, told)
-        if each.rows:
-            join_history(found.setdefault(name, ConversationBuilder("opentelemetry", each.number, name)), each)
+        join_conversation(found, name, trace, each)
     for builder in found.values():
         yield builder.conversation()
 
@@ -263,7 +189,7 @@ _SPAN = "attributes body context events links name resource severityText severit
 
 
 def _records(value: Row) -> Iterator[Row]:
-    """Yields the spans, logs and events of a spans, in an OTLP export or as the console shows one."""
+    """Yields the spans, the logs, and the events of spans, of an OTLP export or as the console shows one."""
     held = [*as_dicts(value.get("resourceSpans")), *as_dicts(value.get("resourceLogs"))]
     scopes = [scope for each in held for scope in (*as_dicts(each.get("scopeSpans")), *as_dicts(each.get("scopeLogs")))]
     spans = [span for each in scopes for span in (*as_dicts(each.get("spans")), *as_dicts(each.get("logRecords")))]

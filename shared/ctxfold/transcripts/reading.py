@@ -15,7 +15,7 @@ from ctxfold.transcripts.coding_agents import claude_code, codex, gemini_cli
 from ctxfold.transcripts.conversation import Conversation, Numbered, Row, numbered, words
 from ctxfold.transcripts.datasets import openai_batch, openai_finetuning, sharegpt
 from ctxfold.transcripts.frameworks import langsmith, llamaindex, message_lists, opentelemetry
-from ctxfold.transcripts.values import file_values
+from ctxfold.transcripts.values import Place, file_values
 from ctxfold.validation import as_dict, as_list, is_a, read_json
 
 MESSAGES = "messages"
@@ -91,14 +91,14 @@ def read_transcripts(
         )
     form, values = FORMATS[chosen], _objects(path, chosen, on_progress)
     said = False
-    for found in form.whole((number, value) for number, _, value in values) if form.whole else ():
+    for found in form.whole(values) if form.whole else ():
         said = said or bool(found.messages)
         yield found
     if form.whole and not said:
         raise ImportLineError(1, f"it resembles {chosen}, but the file holds no message")
-    for number, unit, value in values if form.each else ():
+    for number, value in values if form.each else ():
         try:
-            with numbered(number, chosen, unit):
+            with numbered(number, chosen):
                 conversation = form.each(number, value) if form.each else None
         except ImportLineError as error:
             if on_refused is None:
@@ -114,34 +114,34 @@ def transcript_format(path: str | os.PathLike[str]) -> str:
 
     Raises ImportLineError for one that is not known, with the format that it resembles most.
     """
-    first: tuple[int, str, Row] | None = None
-    for number, unit, value in islice(_values(path), _LOOKED_AT):
+    first: tuple[Place, Row] | None = None
+    for place, value in islice(_values(path), _LOOKED_AT):
         row = as_dict(value)
-        first = first or (number, unit, row)
+        first = first or (place, row)
         found = next((name for name, form in FORMATS.items() if form.recognises(row)), "")
-        if unit == "line" and row.keys() & _MESSAGE and (found in ("", "chat") or "ctxfold" in row):
+        if place.unit == "line" and row.keys() & _MESSAGE and (found in ("", "chat") or "ctxfold" in row):
             return MESSAGES
         if found:
             return found
     if first is None:
         raise ConfigError(f"{path} is empty: give the file that the other program wrote")
-    number, unit, row = first
+    place, row = first
     closest = max(FORMATS, key=lambda name: FORMATS[name].resembled(row))
     resembled = f"resembles {closest} most" if FORMATS[closest].resembled(row) else "resembles none"
     problem = f"its format is not known (it {resembled}; fields: {', '.join(row) or 'none'}): name it, one of "
-    raise ImportLineError(number, problem + ", ".join(FORMATS), unit)
+    raise ImportLineError(place, problem + ", ".join(FORMATS), place.unit)
 
 
-def _objects(path: str | os.PathLike[str], form: str, on_progress: Progress | None) -> Iterator[tuple[int, str, Any]]:
-    for number, unit, value in _values(path, on_progress):
+def _objects(path: str | os.PathLike[str], form: str, on_progress: Progress | None) -> Iterator[tuple[Place, Any]]:
+    for place, value in _values(path, on_progress):
         if not is_a(value, dict):
-            raise ImportLineError(number, f"it is no object, as each of {form} is: {str(value)[:60]!r}", unit)
-        yield number, unit, value
+            raise ImportLineError(place, f"it is no object, as each of {form} is: {str(value)[:60]!r}", place.unit)
+        yield place, value
 
 
-def _values(path: str | os.PathLike[str], on_progress: Progress | None = None) -> Iterator[tuple[int, str, Any]]:
+def _values(path: str | os.PathLike[str], on_progress: Progress | None = None) -> Iterator[tuple[Place, Any]]:
     """Yields the values of a file; of one that is JSON in a text, as older chat stores of LlamaIndex are, what the text holds."""
-    for number, unit, value in file_values(path, on_progress):
-        with numbered(number, "JSON within a text", unit):
+    for place, value in file_values(path, on_progress):
+        with numbered(place, "JSON within a text"):
             held = read_json(value) if isinstance(value, str) else value
-        yield number, unit, held
+        yield place, held

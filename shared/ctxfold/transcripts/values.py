@@ -22,25 +22,30 @@ _decode = json.JSONDecoder().raw_decode
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
+class Place(int):
+    """The number of a line; with the unit "item" a place in the file's array."""
+
+    unit = "line"
+
+
 def file_values(
     path: str | os.PathLike[str], on_progress: Callable[[int, int], None] | None = None
-) -> Iterator[tuple[int, str, Any]]:
-    """Yields the values of a file, or of the conversations in a zip archive: its number, "line" or "item", and the value.
+) -> Iterator[tuple[Place, Any]]:
+    """Yields the values of a file, or of the conversations in a zip archive, each with its place.
 
-    A value is numbered by its line, or by its place in the file's array. `on_progress` is called with the bytes that were read,
-    and with those that there are. Raises ImportLineError for what is no JSON, and where the file is cut off.
+    `on_progress` is called with the bytes that were read, and with all. Raises ImportLineError for what is no JSON, and where
+    the file is cut off.
     """
     items = 0
     with Path(path).open("rb") as raw:
         for member, before, total in _members(raw, Path(path)):
-            file = io.TextIOWrapper(member, encoding="utf-8-sig", newline="")
-            last = 0
-            for number, unit, value in text_values(file):
-                if on_progress is not None:
-                    on_progress(before + member.tell(), total)
-                last = number
-                yield (items + number if unit == "item" else number), unit, value
-            items += last
+            place = Place(0)
+            with io.TextIOWrapper(member, encoding="utf-8-sig", newline="") as file:
+                for place, value in text_values(file, items):
+                    if on_progress is not None:
+                        on_progress(before + member.tell(), total)
+                    yield place, value
+            items = place if place.unit == "item" else 0
 
 
 def _members(raw: IO[bytes], path: Path) -> Iterator[tuple[IO[bytes], int, int]]:
@@ -68,13 +73,14 @@ def _members(raw: IO[bytes], path: Path) -> Iterator[tuple[IO[bytes], int, int]]
             before += member.file_size
 
 
-def text_values(file: TextIO) -> Iterator[tuple[int, str, Any]]:
-    """Does the same as `file_values` for an open file."""
+def text_values(file: TextIO, before: int = 0) -> Iterator[tuple[Place, Any]]:
+    """Does the same as `file_values` for an open file; items are counted from `before` on."""
     text, at, line, count, unit, ended = "", 0, 1, 0, "line", False
     while True:
         start = _GAP.match(text, at).end()  # type: ignore[union-attr]
         line, at = line + text.count("\n", at, start), start
-        number = count + 1 if unit == "item" else line
+        place = Place(before + count + 1 if unit == "item" else line)
+        place.unit = "item" if unit == "item" else "line"
         problem, cut = "the file ends before its array does: it is cut off", True
         if at < len(text):
             if unit == "line" and not count and text[at] == "[":
@@ -87,17 +93,17 @@ def text_values(file: TextIO) -> Iterator[tuple[int, str, Any]]:
                 raise ImportLineError(line, "there is more behind the file's array: give one array, or a line for each")
             value, end, problem, cut = _decoded(text, at, ended=ended)
             if not problem:
-                yield number, unit, value
+                yield place, value
                 line, at, count = line + text.count("\n", at, end), end, count + 1
                 continue
         elif ended and unit != "item":
             return
         if ended or not cut:
-            raise ImportLineError(number, problem, "item" if unit == "item" else "line")
+            raise ImportLineError(place, problem, place.unit)
         try:
             chunk = file.read(max(_CHUNK, len(text) - at))
         except UnicodeDecodeError as error:
-            raise ImportLineError(number, f"the file is not UTF-8 text ({error.reason})", unit) from None
+            raise ImportLineError(place, f"the file is not UTF-8 text ({error.reason})", place.unit) from None
         text, at, ended = text[at:] + chunk, 0, not chunk
 
 
