@@ -229,6 +229,18 @@ def test_sessions_with_size_and_cost(site: Site) -> None:
     assert "spent" in index
 
 
+def test_many_owners_are_links(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/chat.db"
+    for n in range(7):
+        with context(store=store, session_id=f"of {n}", owner=f"owner {n}") as ctx:
+            ctx.add([user("hello", id="h"), assistant("yes", id="y")])
+    with served(store) as site:
+        index = site.client.get("/").text
+        assert "7 owners" in index
+        assert "of 3" not in index
+        assert "of 3</a>" in site.client.get("/?owner=owner+3").text
+
+
 def test_every_request_as_it_was_sent(site: Site, lived_store: str) -> None:
     with context(store=lived_store, session_id="trip", create=False) as ctx:
         rows = ctx.archive.inspect().turns

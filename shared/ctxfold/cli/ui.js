@@ -31,4 +31,12 @@ if (slider) slider.addEventListener("input", () => {
   show(address.href);
 });
 const feed = document.querySelector("[data-feed]").dataset.feed;
-if (feed) new EventSource(feed).onmessage = () => show(location.href);
+let source;
+function follow() {  // only while it is seen: a browser opens six connections to a server, and no more
+  source?.close();
+  if (!feed || document.hidden) return;
+  source = new EventSource(feed);
+  source.onmessage = () => show(location.href);
+}
+document.addEventListener("visibilitychange", follow);
+follow();

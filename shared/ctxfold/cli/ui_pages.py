@@ -29,7 +29,7 @@ from ctxfold.session.context import SessionUsage
 from ctxfold.tokens.media import images_of, shown_text
 
 ROWS = 100  # of a page
-PREVIEW_CHARS = 280  # of a row: as many as a wide screen shows
+MOST_OWNERS = 1_000
 MOST_REFERENCES = 60  # in a line
 _REFERENCE = re.compile(r"(?<![&\w])#\d{1,9}\b")
 TEXT_CHARS = 60_000  # of a text in a page
@@ -148,7 +148,15 @@ def sessions_html(owner: str, sessions: Iterable[tuple[str, float, SessionUsage]
             f"compactions, changed {time_text(at_s, '%Y-%m-%d %H:%M')} UTC<br><small>{escape(str(used.cost))}</small></div>"
         )
     rest = f"<p>{more:,} more, which changed before these.</p>" if more else ""
-    return f"<h3>Owner {escape(owner)}</h3>{''.join(rows)}{rest}"
+    return f"<h3>Owner {escape(owner)}</h3>{''.join(rows) or '<p>There is no session.</p>'}{rest}"
+
+
+def owners_html(owners: Sequence[str]) -> str:
+    """Returns links to the sessions of each owner."""
+    links = "".join(
+        f'<div class="m">{link(Place(owner, tab="").to("/"), escape(owner))}</div>' for owner in owners[:MOST_OWNERS]
+    )
+    return f"<h3>{len(owners):,} owners</h3>{links}"
 
 
 def head_html(place: Place, turns: int = 0, shown: int = 0) -> str:
@@ -200,7 +208,7 @@ def window_html(place: Place, report: Inspection, window: Explanation, row: Turn
         bar_html(bar),
         _references(place, "Recalled for this request from", window.recalled),
         _references(place, "Left out of this request, to make room for that:", window.gave_way),
-        f"<p>Answered by {place.message(reply.reference)}: {escape(_cut(reply.text, 200))}</p>" if reply else "",
+        f"<p>Answered by {place.message(reply.reference)}: {escape(reply.preview)}</p>" if reply else "",
         rows_html(place, [*window_rows(report, window), *recalled]),
         window_chart(turns, window.budget_tokens, lambda turn: place.url(turn=turn["turn"])) if turns else "",
         f"<p>{escape(str(window.cost))}; {window.gauge.forecast}</p>",
@@ -222,10 +230,18 @@ def window_rows(report: Inspection, window: Explanation) -> list[Row]:
     rows: list[Row] = []
     for block, message in zip(window.blocks, window.messages, strict=True):
         facts = f"{block.tokens:,} tokens", age(window.now_s, block.at_s), block.why, block.source
-        text, images = _cut(shown_text(message)), len(images_of(message))
+        images = len(images_of(message))
         reference = block.reference or block.id
         rows.append(
-            Row(reference, block.zone, block.role, text, tuple(filter(None, facts)), tools.get(block.id, ()), images)
+            Row(
+                reference,
+                block.zone,
+                block.role,
+                block.preview,
+                tuple(filter(None, facts)),
+                tools.get(block.id, ()),
+                images,
+            )
         )
     return rows
 
@@ -239,11 +255,8 @@ def message_rows(place: Place, report: Inspection) -> list[Row]:
     ]
 
 
-def _stored_row(message: Stored, *facts: str) -> Row:
-    text = _cut(message.text)
-    return Row(
-        message.reference, message.where, message.role, text, (message.where, *facts), message.tools, message.images
-    )
+def _stored_row(m: Stored, *facts: str) -> Row:
+    return Row(m.reference, m.where, m.role, m.preview, (m.where, *facts), m.tools, m.images)
 
 
 def rows_html(place: Place, rows: Sequence[Row]) -> str:
@@ -289,11 +302,6 @@ def row_html(place: Place, row: Row, mark: str = "") -> str:
         f'<span><i class="z-{colour}"></i>{escape(row.role)}</span><p>{images}{tool}{escape(row.text)}</p>'
         f"<small>{escape(', '.join(row.facts))}</small></div>"
     )
-
-
-def _cut(text: str, chars: int = PREVIEW_CHARS) -> str:
-    line = " ".join(text[: 4 * chars].split())
-    return line if len(line) <= chars and len(text) <= 4 * chars else f"{line[:chars]}..."
 
 
 def linked(place: Place, text: str) -> str:
@@ -418,7 +426,7 @@ def search_html(place: Place, hits: Sequence[Hit], report: Inspection | None = N
     for hit in hits:
         where = places.get(hit.reference, f"session {hit.session}")
         facts = where, time_text(hit.at_s, "%Y-%m-%d %H:%M")
-        row = Row(hit.reference, where, hit.role, _cut(hit.excerpt), facts)
+        row = Row(hit.reference, where, hit.role, hit.excerpt, facts)
         rows.append(row_html(replace(place, session=hit.session), row))
     return f"<p>{len(hits)} found for <b>{escape(place.q)}</b>, best first</p>{''.join(rows)}"
 

@@ -40,6 +40,7 @@ from ctxfold.stores.sql import SqlStore
 from ctxfold.tokens.media import images_of, inline_data
 
 HOST = "127.0.0.1"
+FEW = 5  # owners whose sessions are on the first page
 LISTED = 50  # sessions of an owner, those that changed last
 HITS = 50
 KEPT = 8  # sessions whose last report is kept, until they change
@@ -71,7 +72,9 @@ def serve(store: Store, owner: str | None, port: int, told: Callable[[str], None
             ) from None
         port = listener.getsockname()[1]
         site = Pages(Reader(store, owner), token)
-        config = uvicorn.Config(Guard(site.app(), token, port), log_level="warning", lifespan="off", ws="none")
+        config = uvicorn.Config(
+            Guard(site.app(), token, port), log_level="warning", lifespan="off", ws="none", proxy_headers=False
+        )
         server = uvicorn.Server(config)
         site.stopping = lambda: server.should_exit
         told(f"http://{HOST}:{port}/?token={token}")
@@ -241,7 +244,7 @@ class Pages:
         place = self._reader.place(request.query_params)
         feed = place.to("/events", seen=self._reader.state(place))
         owners = [o for o in self._reader.owners() if place.owner in ("", o)]
-        content = "".join(map(self._reader.listed, owners)) or "<p>There is no session.</p>"
+        content = "".join(map(self._reader.listed, owners)) if len(owners) <= FEW else pages.owners_html(owners)
         if place.q and place.owner:
             content = pages.search_html(place, self._reader.search(place))
         return HTMLResponse(pages.whole(place, "sessions", content, feed=feed))

@@ -413,23 +413,12 @@ def _stored(state: SessionState, records: Sequence[Record], ends: Sequence[int])
         return holder if holder != message.id and holder in visible else ""
 
     names = {c.id: c.name for _, m in newest.values() for c in m.tool_calls}
-    return tuple(
-        Stored(
-            f"#{r.number}",
-            m.id,
-            m.role,
-            where(m),
-            r.at_s,
-            _text(m),
-            row_text(m, PREVIEW_CHARS),
-            summary(m),
-            bisect_left(ends, r.seq) + 1,
-            tools_of(m, names),
-            len(images_of(m)),
-            r.seq,
-        )
-        for r, m in newest.values()
-    )
+    stored: list[Stored] = []
+    for record, message in newest.values():
+        facts = bisect_left(ends, record.seq) + 1, tools_of(message, names), len(images_of(message)), record.seq
+        place = record.at_s, _text(message), row_text(message, PREVIEW_CHARS), summary(message)
+        stored.append(Stored(f"#{record.number}", message.id, message.role, where(message), *place, *facts))
+    return tuple(stored)
 
 
 def tools_of(message: Message, names: Mapping[str, str]) -> tuple[str, ...]:
