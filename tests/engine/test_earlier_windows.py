@@ -138,3 +138,28 @@ def test_a_session_that_was_never_there(make: Callable[..., Driven]) -> None:
     ctx = make()
     with pytest.raises(SessionNotFoundError):
         ctx.at("other", create=False).archive.window_at(1)
+
+
+def test_a_compaction_tells_what_was_missed_and_recalled_since(make: Callable[..., Driven]) -> None:
+    missing = "I don't have that information in our conversation any more."
+    ctx = lived(make(scripted("Code 0.", missing, "Code 2."), **settings()), questions=3)
+    report = ctx.archive.inspect()
+    *earlier, last = [step for step in report.timeline if step.what == "compaction"]
+    assert earlier
+    (reply,) = [m.reference for m in report.messages if m.text == missing]
+    assert (last.missing, [step.missing for step in earlier]) == ((reply,), [()] * len(earlier))
+    recalled = {reference for row in report.turns for reference in row.recalled}
+    told = [reference for step in (*earlier, last) for reference in step.recalled]
+    assert len(told) == len(set(told)), "each by the compaction that covered it"
+    compacted = {m.reference for m in report.messages if m.where == "compacted"}
+    assert set(told) == recalled & compacted != set()
+    assert [step.turn for step in report.timeline] == sorted(step.turn for step in report.timeline)
+    assert 1 < last.turn <= 21
+    assert (last.calls, last.tokens_before > last.tokens_after) == (1, True)
+
+
+def test_messages_tell_their_turn_and_tools(make: Callable[..., Driven]) -> None:
+    ctx = make(context_window=4_000)
+    ctx.add([user("look", id="q"), *tool_round("t"), assistant("found", id="a"), user("and?", id="q2")])
+    told = {m.id: (m.turn, m.tools) for m in ctx.archive.inspect().messages}
+    assert told == {"q": (1, ()), "t-a": (1, ("look",)), "t-r0": (1, ("look",)), "a": (1, ()), "q2": (2, ())}

@@ -102,6 +102,21 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
+        "inspect/report.py",
+        (
+            "every_compaction_was_missed",
+            "missing[max(missing)].append(",
+            "missing[min(missing)].append(",
+            "engine/test_earlier_windows.py::test_a_compaction_tells_what_was_missed_and_recalled_since",
+        ),
+        (
+            "a_result_does_not_tell_its_tool",
+            'r.name or names.get(r.call_id, "") for r',
+            'r.name or "" for r',
+            "engine/test_earlier_windows.py::test_messages_tell_their_turn_and_tools",
+        ),
+    ),
+    *of(
         "inspect/explain.py",
         (
             "what_left_without_a_summary_was_edited",

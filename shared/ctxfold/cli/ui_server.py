@@ -264,7 +264,7 @@ class Pages:
                 earlier, _, _ = self._reader.window(place, report, before)
                 content = pages.diff_html(place, inspection, earlier, window, (before, place.turn or str(row.turn)))
             case "summaries":
-                content = pages.summaries_html(place, inspection, window)
+                content = pages.summaries_html(place, inspection, inspection.window)
             case "changes":
                 content = pages.changes_html(place, inspection, self._token)
             case "prompt":
