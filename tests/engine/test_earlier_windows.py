@@ -163,3 +163,17 @@ def test_messages_tell_their_turn_and_tools(make: Callable[..., Driven]) -> None
     ctx.add([user("look", id="q"), *tool_round("t"), assistant("found", id="a"), user("and?", id="q2")])
     told = {m.id: (m.turn, m.tools) for m in ctx.archive.inspect().messages}
     assert told == {"q": (1, ()), "t-a": (1, ("look",)), "t-r0": (1, ("look",)), "a": (1, ()), "q2": (2, ())}
+
+
+def test_looking_ends_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool waits for a person for longer than a turn may be silent, and somebody looks at the session meanwhile."""
+    store = f"sqlite:///{tmp_path}/chat.db"
+    asks, result = tool_round("t")
+    with context(scripted(asks, "done"), store=store, session_id="s") as ctx:
+        ctx.send("look for it")
+        monkeypatch.setattr("ctxfold.state.TURN_TIMEOUT_S", -1.0)
+        with context(store=store, session_id="s", create=False) as other:
+            assert other.archive.explain("t-a").where == "open turn"
+        assert ctx.send(result).message.text == "done"
+    with context(scripted("more"), store=store, session_id="s") as writer:
+        writer.send("and more")

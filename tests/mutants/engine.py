@@ -593,6 +593,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "engine/engine.py",
         (
+            "who_only_looks_ends_a_turn",
+            "if (create or self.ports.backend is not None) and (timed_out := session.timed_out_turns()):",
+            "if timed_out := session.timed_out_turns():",
+            "engine/test_earlier_windows.py::test_looking_ends_no_turn",
+        ),
+        (
             "a_rollback_waits_in_a_session_that_is_erased",
             "        except SessionNotFoundError:\n            pass  # erased",
             "        except ZeroDivisionError:\n            pass  # erased",

@@ -150,7 +150,8 @@ class Engine:
         elif strategy_in_force(stored := opened.stored_rules().strategy, self.strategies, key.session).name != stored:
             rules = rules.model_copy(update={"strategy": stored})  # of a newer release, or the user's own
         session = self._open_sessions.get_or_make(key, lambda: opened)
-        if timed_out := session.timed_out_turns():
+        # who only looks, such as the command line, ends no turn: its tool may wait for a person
+        if (create or self.ports.backend is not None) and (timed_out := session.timed_out_turns()):
             yield from session.close_turns(timed_out, "aborted")
         policy_json = policy_text(rules, session.state.policy_json)
         if create and session.state.policy_json != policy_json:
