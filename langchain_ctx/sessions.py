@@ -19,7 +19,7 @@ from langchain_core.language_models import BaseChatModel
 from ctxfold import MemoryStore, Section
 from ctxfold._lifecycle import Closing, SharesSessions
 from ctxfold.adapters.sessions import EngineSettings, SessionPool
-from ctxfold.connect import check_overhead, message_counter, session_rules
+from ctxfold.connect import OF_EVERY_SESSION, check_overhead, message_counter, session_rules
 from ctxfold.effects import Effect, Flow, in_thread
 from ctxfold.engine.attach import BRANCH, Attachment, StartPoint, attach, cursor_at, is_believed
 from ctxfold.engine.engine import Engine
@@ -30,7 +30,7 @@ from ctxfold.history.diff import Cursor, IncomingList, open_turn
 from ctxfold.history.records import SessionKey
 from ctxfold.lru import LruCache, lazy_pattern
 from ctxfold.messages import Message, ToolSpec
-from ctxfold.policy.settings import session_limit, unknown_setting
+from ctxfold.policy.settings import check_settings, session_limit
 from ctxfold.protocols import Clock, ContextBackend, Embedder, Store, SystemClock, TokenCounter
 from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
@@ -314,8 +314,7 @@ class Sessions(SessionPool):
         of_model: bool = False,
     ) -> None:
         rules: dict[str, Any] = dict(settings)
-        if unknown := next((name for name in rules if name not in PoolSettings.__optional_keys__), None):
-            raise unknown_setting(unknown, ("session_id", "owner", *PoolSettings.__annotations__))
+        check_settings(rules, PoolSettings.__annotations__, OF_EVERY_SESSION)
         owner_key = rules.pop("owner_key", None)
         self.owner_key = None if owner_key is None else check_name("owner_key", owner_key)
         store, context_window = rules.pop("store", None), rules.pop("context_window", None)

@@ -35,7 +35,7 @@ from ctxfold.effects import Call, Flow
 from ctxfold.engine.request import Options, check_call
 from ctxfold.errors import ConfigError, ContextOverflowError, MessageError
 from ctxfold.messages import ToolCallPart
-from ctxfold.policy.settings import unknown_setting
+from ctxfold.policy.settings import check_settings
 from ctxfold.protocols import UuidIds, Wire
 from ctxfold.validation import as_dicts, is_a, kind_of, shown_url
 from llamaindex_ctx.media import names_files, with_files
@@ -176,8 +176,7 @@ class CtxLLM(FunctionCallingLLM):
             "additional_kwargs": dict(additional_kwargs or {}),
             "extra_body": dict(extra_body or {}),
         }
-        if unknown := next((name for name in kwargs if name not in type(self).model_fields), None):
-            raise unknown_setting(unknown, tuple(settings), fields=())
+        check_settings(kwargs, type(self).model_fields, tuple(settings), fields=())
         if not model or not is_a(model, str):
             raise ConfigError(
                 f"model is {kind_of(model) if model else 'missing'}: give its name, such as 'openai:gpt-5-mini'; "

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ctxfold.adapters.sessions import EngineSettings
 from ctxfold.errors import ConfigError
-from ctxfold.policy.settings import unknown_setting
+from ctxfold.policy.settings import check_settings
 from ctxfold.protocols import Store
 from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
@@ -358,8 +358,7 @@ def open_live(
 
     Returns it with the messages that replace the session's. Raises ConfigError for a keyword that is not among the `known` ones.
     """
-    if (unknown := next((name for name in settings if name not in known), None)) is not None:
-        raise unknown_setting(unknown, tuple(name for name in known if name not in StockSettings.__annotations__))
+    check_settings(settings, known, [name for name in known if name not in StockSettings.__annotations__])
     rules = dict(settings)
     session_id, history = rules.pop("session_id", None), rules.pop("chat_history", None)
     if session_id is not None and not isinstance(session_id, str):

@@ -36,9 +36,9 @@ from pydantic import Field, PrivateAttr, SerializeAsAny
 from ctxfold import Section
 from ctxfold._lifecycle import Closing
 from ctxfold.adapters.calls import Invoke, PieceFlow, acall, aemit, call, each, emit, original_error, received
-from ctxfold.adapters.sessions import EngineSettings, SessionPool, check_settings
+from ctxfold.adapters.sessions import EngineSettings, SessionPool
 from ctxfold.adapters.tool_rounds import answered
-from ctxfold.connect import message_counter, session_rules
+from ctxfold.connect import OF_EVERY_SESSION, message_counter, session_rules
 from ctxfold.effects import Flow
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.turn import TurnInput
@@ -47,6 +47,7 @@ from ctxfold.history.diff import PROMPT_ID
 from ctxfold.history.records import Calibrated, SessionKey
 from ctxfold.lru import LruCache
 from ctxfold.messages import Message, assistant, content_key
+from ctxfold.policy.settings import check_settings
 from ctxfold.protocols import Embedder, Reply, Store, TokenCounter, UuidIds
 from ctxfold.sections.section import check_sections
 from ctxfold.session.context import AgentContext
@@ -315,7 +316,7 @@ def with_context(
             `max_tokens`), `strategy` and `prices`.
     """
     _check_names(session_id, owner)
-    check_settings(settings, EngineSettings.__optional_keys__, with_context)
+    check_settings(settings, EngineSettings.__annotations__, ("llm", *OF_EVERY_SESSION))
     check_llm("the LLM of with_context", llm)
     if summarizer is not None:
         check_llm("summarizer", summarizer)

@@ -19,11 +19,11 @@ from ctxfold.policy.settings import (
     Policy,
     PolicyFields,
     check_least,
+    check_settings,
     meant_by,
     policy_for,
     policy_from,
     session_limit,
-    unknown_setting,
 )
 from ctxfold.protocols import BackendCapabilities, ContextBackend, Embedder, Ports, Request, Store, TokenCounter, Wire
 from ctxfold.sections.section import Section
@@ -199,8 +199,6 @@ class SessionSettings(PolicyFields, total=False):
 
 # the arguments that all constructors of sessions share, beside the fields of a policy
 OF_EVERY_SESSION = (
-    "backend",
-    "system",
     "session_id",
     "owner",
     "store",
@@ -232,8 +230,7 @@ def session_rules(
     is not built in;
     WindowTooSmallError for a window in which not even a short question fits.
     """
-    if unknown := next((name for name in settings if name not in PolicyFields.__optional_keys__), None):
-        raise unknown_setting(unknown, OF_EVERY_SESSION)
+    check_settings(settings, PolicyFields.__annotations__, ("backend", "system", *OF_EVERY_SESSION))
     if {"keep", "keep_last"} <= settings.keys():
         raise ConfigError("keep and keep_last both say how many of the newest messages stay: give one")
     if counter is not None:

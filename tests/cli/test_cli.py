@@ -328,7 +328,7 @@ def test_failures_as_json(ctxfold: Run, arguments: tuple[str, ...], code: int, k
 def test_every_command_on_the_page_works(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     lines = [line for line in page.splitlines() if line.startswith("ctxfold ")]
-    assert len(lines) == 35
+    assert len(lines) == 36
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CTXFOLD_STORE", store)
     with context(store=store, session_id="chat-1", context_window=1_500) as ctx:

@@ -139,7 +139,7 @@ def test_the_help_is_grouped_and_no_line_is_cut() -> None:
         "Memory",
     ]
     names = re.findall(r"^  ([a-z]+)  ", told, re.M)
-    assert len(names) == len(set(names)) == 20
+    assert len(names) == len(set(names)) == 21
     assert "..." not in told
     assert max(map(len, told.splitlines())) <= 80
     examples = re.findall(r"^ +Example: ctxfold (\w+)", told, re.M)
@@ -258,3 +258,12 @@ def test_the_remedy_of_an_undo_can_be_done_where_it_is_named(ctxfold: Run) -> No
     assert ctxfold("policy", "ann", "context_window=3000").code == 0
     assert ctxfold("undo", "ann").code == 0
     assert ctxfold("show", "ann", "--audience", "model", "--last", "100", "--json").json[1]["id"] == "m"
+
+
+def test_messages_are_pinned_and_unpinned(ctxfold: Run) -> None:
+    assert ctxfold("pin", "ann", "#80", "#81").code == 0
+    assert "visible, pinned" in ctxfold("why", "ann", "#80").out
+    assert ctxfold("pin", "ann", "#80", "--off").code == 0
+    assert "visible, newer than the last cut" in ctxfold("why", "ann", "#80").out
+    refused = ctxfold("pin", "ann", "#999")
+    assert (refused.code, "'#999' is not in session 'ann'" in refused.err) == (3, True)

@@ -15,8 +15,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "a_function_ignores_the_trigger",
-            "if due is not None and not due.due:\n            return Skip(due.explanation)\n        explanation",
-            "explanation",
+            "if due is not None and not due.due:\n            return Skip(due.explanation)\n        reason",
+            "reason",
             "faces/test_first_guesses.py::test_a_function_waits_for_the_trigger",
         ),
     ),

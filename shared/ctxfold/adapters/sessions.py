@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from ctxfold._lifecycle import Closing
@@ -14,7 +13,7 @@ from ctxfold.connect import open_store
 from ctxfold.effects import in_thread
 from ctxfold.events import Subscriber
 from ctxfold.policy.prices import Prices
-from ctxfold.policy.settings import Policy, PolicyFields, unknown_setting
+from ctxfold.policy.settings import Policy, PolicyFields
 from ctxfold.protocols import Embedder, Store
 from ctxfold.sections.section import Item
 from ctxfold.session.context import AgentContext
@@ -29,20 +28,6 @@ class EngineSettings(PolicyFields, total=False):
     strategy: StrategyLike | None
     prices: Prices | None
     max_sessions: int | None
-
-
-def check_settings(names: Iterable[str], known: Container[str], constructor: Callable[..., object]) -> None:
-    """Raises ConfigError for a keyword that is neither a known setting nor a parameter of the constructor."""
-    for name in names:
-        if name not in known and name not in (own := _parameters(constructor)):
-            raise unknown_setting(name, own)
-
-
-@cache
-def _parameters(constructor: Callable[..., object]) -> tuple[str, ...]:
-    """Returns the names that a constructor takes as keywords; reading its signature costs more than the rest of the check."""
-    parameters = inspect.signature(constructor).parameters.values()
-    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
 class SessionPool(Closing):

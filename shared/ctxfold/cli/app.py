@@ -13,11 +13,11 @@ from typer.core import TyperGroup
 from ctxfold.cli.mcp import mcp
 from ctxfold.cli.reading import diff, doctor, inspect, search, sessions, show, watch, why, window
 from ctxfold.cli.ui import ui
-from ctxfold.cli.writing import compact, erase, export, fork, import_, memory, policy, prune, undo
+from ctxfold.cli.writing import compact, erase, export, fork, import_, memory, pin, policy, prune, undo
 
 GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Read": (sessions, show, search, window, why, diff, inspect, watch),
-    "Change": (compact, undo, policy, fork, erase, prune),
+    "Change": (compact, undo, pin, policy, fork, erase, prune),
     "Files": (export, import_),
     "Serve and check": (ui, mcp, doctor),
 }

@@ -105,6 +105,21 @@ def undo(name: Name, store: StoreUrl, owner: Owner = OWNER, as_json: AsJson = Fa
         print_result(payload, text, as_json=as_json)
 
 
+def pin(
+    name: Name,
+    store: StoreUrl,
+    references: Annotated[list[str], typer.Argument(metavar="MESSAGE...", help="ids or references such as #17")],
+    owner: Owner = OWNER,
+    off: Annotated[bool, typer.Option("--off", help="unpin them")] = False,
+) -> None:
+    """Keep messages word for word through every compaction, or end that.
+
+    Example: ctxfold pin chat-1 '#17'
+    """
+    with within(), session(store, name, owner) as context:
+        (context.unpin if off else context.pin)(*references)
+
+
 def fork(
     name: Name,
     new: Annotated[str, typer.Argument(metavar="NEW", help="the new session's name")],

@@ -280,8 +280,7 @@ class FunctionStrategy:
         due = case.due() if case.facts.occasion == "after_turn" else None
         if due is not None and not due.due:
             return Skip(due.explanation)
-        explanation = self.name if due is None else f"{self.name}, {due.explanation}"
-        reason = reason_for(case.facts.occasion, explanation)
+        reason = reason_for(case.facts.occasion, self.name if due is None else f"{self.name}, {due.explanation}")
         return Plan(self.name, reason, case.view.tokens, case.view.tokens, rewrite=partial(self._rewrite, case.view))
 
     def _rewrite(self, view: View) -> Sequence[Message]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, Self, TypeAlias, TypedDict, Unpack, cast
 
@@ -393,6 +393,7 @@ _MEANT_BY = (
     ("truncate", "last trim"),  # a strategy, as the next one
     ("summarize", "summary"),
 )
+_FIELDS = Policy.model_fields
 _FOREIGN = {name: meaning for meaning, names in _MEANT_BY for name in names.split()}
 
 
@@ -413,9 +414,7 @@ def meant_by(name: str, known: Collection[str]) -> str | None:
     return next((meaning for meaning in meanings if meaning in known or " " in meaning), meanings[-1]) or None
 
 
-def unknown_setting(
-    name: str, parameters: Sequence[str] = (), *, fields: Collection[str] = Policy.model_fields
-) -> ConfigError:
+def unknown_setting(name: str, parameters: Sequence[str] = (), fields: Collection[str] = _FIELDS) -> ConfigError:
     """Returns the error for a setting that neither a policy nor a constructor with these parameters has.
 
     A constructor of no session has no `fields` of a policy.
@@ -426,6 +425,14 @@ def unknown_setting(
     near = get_close_matches(name, names, cutoff=0.65)
     known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
     return ConfigError(f"there is no setting {name!r}: {known}")
+
+
+def check_settings(
+    given: Iterable[str], known: Collection[str], parameters: Sequence[str], fields: Collection[str] = _FIELDS
+) -> None:
+    """Raises ConfigError for a name that is not known; `parameters` and `fields` are those that its error may name instead."""
+    if unknown := next((name for name in given if name not in known), None):
+        raise unknown_setting(unknown, parameters, fields)
 
 
 def session_limit(max_sessions: object) -> int:
