@@ -101,6 +101,7 @@ CLAUDE_PARALLEL = Sample(
                 {"type": "text", "text": "Why does the shop's total differ?"},
                 IMAGE,
             ],
+            origin={"kind": "human"},
         ),
         claude("u1m", "u1", "user", said("[Image: source: /tmp/1.png]"), isMeta=True),
         claude("x1", "u1m", "attachment", attachment={"type": "todo_reminder", "content": [], "itemCount": 0}),
@@ -132,6 +133,7 @@ CLAUDE_PARALLEL = Sample(
         claude("e1", "u3", "assistant", said("API Error: 529 overloaded"), reply="msg_3") | {"isApiErrorMessage": True},
         {"type": "queue-operation", "operation": "enqueue", "content": "Add the tax then.", "sessionId": "7f1c"},
         claude("u4", "e1", "user", "Add the tax then."),
+        claude("x2", "u1", "attachment", attachment={"type": "task_reminder", "content": "Consider the task tools."}),
         {"type": "custom-title", "customTitle": "The tax of the shop", "sessionId": "7f1c"},
     ).replace(
         '"model": "claude-opus-4-5", "content": [{"type": "text", "text": "API',

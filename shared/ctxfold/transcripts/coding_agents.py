@@ -78,17 +78,17 @@ def claude_code(values: Numbered) -> Iterator[Conversation]:
             elif kind not in _CLAUDE_CHAIN:
                 builder.unknown(line, "", f"lines of the unknown type {kind!r}")
             elif line.get("isSidechain") is True:
-                agents.setdefault(as_text(line.get("agentId")), Lines())[need(line, "uuid", str, "the line")] = (
-                    number,
-                    line,
-                )
+                agent = agents.setdefault(as_text(line.get("agentId")), {})
+                agent[need(line, "uuid", str, "the line")] = (number, line)
             else:
                 lines.setdefault(need(line, "uuid", str, "the line"), (number, line))
     lines = lines or agents.popitem()[1] if agents else lines  # a file of a sub-agent
     builder.left_out["conversations of sub-agents"] = len(agents)
     parents = _claude_parents(lines)
-    branch = _claude_branch(path_to(next(reversed(parents), None), parents), lines)
     said = [u for u, (_, line) in lines.items() if line["type"] in ("user", "assistant") and not _injected(line)]
+    # notes and late results hang beside what was said last
+    leaves = [uuid for uuid in said if not any(block.get("type") == "tool_result" for block in _blocks(lines[uuid][1]))]
+    branch = _claude_branch(path_to(next(reversed(leaves or [*parents]), None), parents), lines)
     builder.branches = branches_beside(branch, parents, said)
     for uuid, (number, line) in lines.items():
         with numbered(number, "claude-code"):
@@ -113,7 +113,7 @@ def _claude_branch(path: Sequence[str], lines: Lines) -> set[str]:
     branch = set(path)
     replies = {_message(lines[uuid][1]).get("id") for uuid in path} - {None}
     branch |= {uuid for uuid, (_, line) in lines.items() if _message(line).get("id") in replies}
-    blocks = {uuid: as_dicts(_message(line).get("content")) for uuid, (_, line) in lines.items()}
+    blocks = {uuid: _blocks(line) for uuid, (_, line) in lines.items()}
     calls = {b.get("id") for uuid in branch for b in blocks[uuid] if b.get("type") == "tool_use"}
     open_calls = calls - {b.get("tool_use_id") for uuid in branch for b in blocks[uuid]}
     for uuid in lines:
@@ -126,6 +126,10 @@ def _claude_branch(path: Sequence[str], lines: Lines) -> set[str]:
 
 def _message(line: Row) -> Mapping[str, Any]:
     return as_dict(line.get("message"))
+
+
+def _blocks(line: Row) -> list[dict[str, Any]]:
+    return as_dicts(_message(line).get("content"))
 
 
 def _injected(line: Row) -> bool:
@@ -151,7 +155,9 @@ def _add_claude_line(builder: ConversationBuilder, line: Row) -> None:
     elif _injected(line):
         builder.left_out[_NOTICE if kind == "assistant" else PROGRAM] += 1
     elif kind == "user":
-        said = content if "origin" in line else spoken(builder, content, _CLAUDE_TAGS)
+        said = spoken(builder, content, _CLAUDE_TAGS) or (
+            content if "origin" in line else []
+        )  # tags that the user typed
         kept = [block for block in said if not as_text(block.get("text")).startswith("[Request interrupted by user")]
         builder.left_out[PROGRAM] += len(said) - len(kept)
         add_parts(builder, "user", parts_of(builder, kept), fields)
@@ -240,10 +246,8 @@ def add_item(builder: ConversationBuilder, item: Row, at: object, model: str) ->
 
 
 def _codex_message(builder: ConversationBuilder, item: Row, at: object, model: str) -> None:
-    role, blocks = (
-        need(item, "role", str, "a message"),
-        text_blocks(need(item, "content", object, "a message"), "a content"),
-    )
+    role = need(item, "role", str, "a message")
+    blocks = text_blocks(need(item, "content", object, "a message"), "a content")
     check_fields(item, "content metadata", "a message")
     for block in blocks:
         check_fields(block, "text image_url annotations logprobs", "a part of a message")
@@ -284,11 +288,10 @@ def gemini_cli(values: Numbered) -> Iterator[Conversation]:
                 check_fields(change, _GEMINI_META, "the line")
                 builder.id = as_text(change.get("sessionId")) or builder.id
                 builder.title = as_text(change.get("summary")) or builder.title
-                found = [
-                    (need(m, "id", str, "a message"), (number, m)) for m in rows(change.get("messages"), "the messages")
-                ]
                 if "messages" in change:
-                    messages, again = _replaced(builder, messages, found)
+                    found = rows(change["messages"], "the messages")
+                    told = [(str(need(m, "id", str, "a message")), (number, m)) for m in found]
+                    messages, again = _replaced(builder, messages, told)
             else:
                 name = str(need(line, "id", str, "a message"))
                 messages[again.get(name, name)] = (number, line)

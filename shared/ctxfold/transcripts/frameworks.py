@@ -24,39 +24,38 @@ from ctxfold.transcripts.conversation import (
 )
 from ctxfold.validation import as_dict, as_dicts, as_list, as_text, is_a, read_json
 
+_HELD = "messages store system tools functions options format response_format metadata title template class_name"
+
 
 def message_lists(form: str, values: Numbered) -> Iterator[Conversation]:
-    """Reads objects with a list of messages, one conversation each, and bare messages, which are one conversation.
+    """Reads objects with a list of messages, and chat stores with one for each key; bare messages are one conversation.
 
     Pieces of a streamed reply, as Ollama sends them, are one message, behind the request before them.
     """
     builder, streamed = ConversationBuilder(form, 1), list[Row]()
     for number, value in values:
         with numbered(number, form):
-            held = value.get("messages")
-            if held is not None:
+            check_fields(value, _HELD, "a conversation") if value.keys() & {"messages", "store"} else None
+            lists = [(value.get("id") or value.get("thread_id"), value["messages"])] if "messages" in value else []
+            lists += need(value, "store", dict, "a chat store").items() if "store" in value else []
+            for name, messages in lists:
                 if builder.rows:
                     yield builder.conversation()
-                builder = ConversationBuilder(
-                    form, number, value.get("id") or value.get("thread_id"), value.get("title")
-                )
-                check_fields(
-                    value, "messages system tools functions options format metadata title template", "a conversation"
-                )
-                for message in [{"role": "system", "content": value["system"]}] if value.get("system") else []:
+                builder = ConversationBuilder(form, number, name, value.get("title") or ("store" in value and name))
+                if value.get("system"):
+                    add_message(builder, {"role": "system", "content": value["system"]})
+                for message in need({"messages": messages}, "messages", list, "a conversation"):
                     add_message(builder, message)
-                for message in need(value, "messages", list, "a conversation"):
-                    add_message(builder, message)
-            elif "done" in value:
+            if "done" in value:
                 streamed.append(value)
                 if value["done"]:
                     add_message(builder, _whole(streamed), at=streamed[0].get("created_at"))
                     streamed = []
-            else:
+            elif not lists:
                 add_message(builder, value)
     if streamed:
         raise ImportLineError(
-            builder.number, f"it resembles {form}, but its reply is cut off: no piece says done: true"
+            builder.number, f"it resembles {form}, but its reply is cut off: none of its pieces is done"
         )
     yield builder.conversation()
 
@@ -69,26 +68,6 @@ def _whole(pieces: Iterable[Row]) -> Row:
         for key, value in message.items():
             whole[key] = value if key == "role" or key not in whole else whole[key] + value
     return whole
-
-
-# LlamaIndex
-
-
-def llamaindex(values: Numbered) -> Iterator[Conversation]:
-    """Reads a chat store, one conversation for each key, or messages of one conversation."""
-    bare = ConversationBuilder("llamaindex", 1)
-    for number, value in values:
-        with numbered(number, "llamaindex"):
-            if "store" not in value:
-                add_message(bare, value)
-                continue
-            for key, messages in need(value, "store", dict, "the chat store").items():
-                builder = ConversationBuilder("llamaindex", number, key, key)
-                for message in rows(messages, f"the messages of {key!r}"):
-                    add_message(builder, message)
-                yield builder.conversation()
-    if bare.rows:
-        yield bare.conversation()
 
 
 # LangSmith and OpenTelemetry: each run and each span repeats the history
@@ -147,13 +126,13 @@ def _messages_in(held: Row, role: str) -> list[Any]:
     messages = as_list(held.get("messages"))
     if len(messages) == 1 and is_a(messages[0], list) and not isinstance((as_list(messages[0]) or [None])[0], str):
         messages = as_list(messages[0])  # a list of lists
-    if messages:
-        return messages
+    if messages or "role" in held:
+        return messages or [held]
     generations = as_list(held.get("generations"))
     first = as_dicts(generations[0] if generations and is_a(generations[0], list) else generations)
     first += as_dicts(held.get("choices"))
     if first:
-        return [first[0]["message"]]
+        return [first[0].get("message") or {"role": role, "content": need(first[0], "text", str, "a generation")}]
     said = [text for key in ("message", "input", "question", "output", "answer", "text") if (text := held.get(key))]
     return (
         [said[0] if is_a(said[0], dict) else {"role": role, "content": said[0]}]

@@ -14,7 +14,7 @@ from ctxfold.transcripts.chat_exports import chatgpt, claude_ai
 from ctxfold.transcripts.coding_agents import claude_code, codex, gemini_cli
 from ctxfold.transcripts.conversation import Conversation, Numbered, Row, numbered, words
 from ctxfold.transcripts.datasets import openai_batch, openai_finetuning, sharegpt
-from ctxfold.transcripts.frameworks import langsmith, llamaindex, message_lists, opentelemetry
+from ctxfold.transcripts.frameworks import langsmith, message_lists, opentelemetry
 from ctxfold.transcripts.values import Place, file_values
 from ctxfold.validation import as_dict, as_list, is_a, read_json
 
@@ -60,7 +60,9 @@ FORMATS: Mapping[str, Format] = {
     ),
     "openai-batch": Format("custom_id", "response body method url", openai_batch),
     "sharegpt": Format("conversations", "system tools images", sharegpt),
-    "llamaindex": Format("role blocks", "class_name additional_kwargs", whole=llamaindex, marks="store"),
+    "llamaindex": Format(
+        "role blocks", "class_name additional_kwargs", whole=partial(message_lists, "llamaindex"), marks="store"
+    ),
     "langchain": Format("type data", "kwargs", whole=partial(message_lists, "langchain"), marks="lc"),
     "ollama": Format(
         "model messages", "content", whole=partial(message_lists, "ollama"), marks="done images tool_name thinking"
