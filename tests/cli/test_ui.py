@@ -24,7 +24,8 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from ctxfold import assistant, user
+from ctxfold import SqlStore, assistant, user
+from ctxfold.history.records import SessionKey
 from ctxfold.messages import MediaPart, Message, TextPart
 from ctxfold.protocols import ToolSpec
 from tests.io.test_inspector import ATTACK, Reader
@@ -517,3 +518,29 @@ def test_a_port_in_use(site: Site, ctxfold: Callable[..., Any]) -> None:
     told = ctxfold("ui", "--port", site.base.rpartition(":")[2])
     assert told.code == 2
     assert "choose another --port" in told.err
+
+
+def test_looking_writes_nothing(lived_store: str, site: Site) -> None:
+    def logs() -> dict[str, Any]:
+        with SqlStore(lived_store) as store:
+            keys = [SessionKey(owner, name) for owner in store.owners() for name in store.sessions(owner)]
+            return {str(key): store.head(key) for key in keys}
+
+    before = logs()
+    for path in ("/", "/prompt", "/session", "/message", "/image"):
+        for tab in (*TABS, "search"):
+            assert site.page(path, session="trip", tab=tab, ref="picture", page=1, q="question").status_code == 200
+    assert logs() == before
+
+
+def test_what_a_long_list_leaves_out_is_said(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/chat.db"
+    with context(store=store, session_id="long", context_window=4_000) as ctx:
+        ctx.add(turns(1_100, words=1))
+    with served(store) as site:
+        shown = site.text(session="long", tab="messages")
+        assert "Not listed: the oldest 200." in shown
+        assert "2,000 of 2,000 messages" in shown
+        assert "page 20 of 20" in shown
+        assert ">#2<" not in shown
+        assert "question 0 word" in site.text("/message", session="long", ref="#1")

@@ -258,7 +258,12 @@ class Pages:
             case "search":
                 content = pages.search_html(place, self._reader.search(place), inspection)
             case "messages":
-                content = pages.rows_html(place, pages.message_rows(place, inspection))
+                oldest = (
+                    f"<p>Not listed: the oldest {inspection.left_out:,}. Search finds them.</p>"
+                    if inspection.left_out
+                    else ""
+                )
+                content = oldest + pages.rows_html(place, pages.message_rows(place, inspection))
             case "diff" if row is not None:
                 before = place.against or str(turns[max(0, turns.index(row) - 1)].turn)
                 earlier, _, _ = self._reader.window(place, report, before)
