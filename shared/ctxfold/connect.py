@@ -31,7 +31,8 @@ from ctxfold.tokens.text import MessageCounter, TextCounter, text_counter
 from ctxfold.validation import check_has, is_a, kind_of, whole_number
 
 OPENAI = "openai_chat"
-STORES = "sqlite:///file.db, postgresql+psycopg://..., memory://, or a Store object"
+STORES = "sqlite:///file.db, postgresql+psycopg://..., valkey://host:6379/0, memory://, or a Store object"
+VALKEY = frozenset({"valkey", "valkeys", "redis", "rediss"})
 MODELS = (
     "give a backend such as OpenAIChatBackend; a model of LangChain goes into langchain_ctx.backend.LangChainBackend, "
     "an LLM of LlamaIndex into llamaindex_ctx.backend.LlamaIndexBackend"
@@ -43,13 +44,17 @@ if TYPE_CHECKING:
 
 
 def open_store(store: str | Store | None) -> Store:
-    """Opens a store from `sqlite:///file.db`, `postgresql+psycopg://...`, `memory://`, a Store object, or None for memory."""
+    """Opens a store from `sqlite:///file.db`, `postgresql+psycopg://...`, `valkey://...`, `memory://`, a Store object, or None."""
     if store is None or store == "memory://":
         return _memory()
     if not isinstance(store, str):
         check_store(store)
         return store
     scheme, colon, _ = store.partition(":")
+    if scheme in VALKEY and colon:
+        from ctxfold.stores.valkey import ValkeyStore
+
+        return ValkeyStore(store)
     if scheme.partition("+")[0] not in {"sqlite", "postgresql", "postgres"} or not colon:
         drive = len(scheme) == 1  # C:\data\chat.db
         file = f"'sqlite:///{store}' for a file of that name, or " if store and (drive or not colon) else ""

@@ -195,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "stores/sql_index.py",
+        "stores/leaf_index.py",
         (
             "sql_leaves_erased_text_in_the_index",
             "        erased = frozenset(seqs)\n",
@@ -209,16 +209,52 @@ MUTANTS: tuple[Mutant, ...] = (
             "stores/test_store_suite.py::TestSqlite::test_postings",
         ),
         (
+            "sql_stops_before_enough_hits",
+            "if len(leaves) == limit and len(hits_by_term[term]) < newest:",
+            "if len(leaves) > limit and len(hits_by_term[term]) < newest:",
+            "stores/test_search_index.py::test_newest_hits_behind_leaves_that_an_erasure_emptied",
+        ),
+    ),
+    *of(
+        "stores/sql_index.py",
+        (
             "sql_reads_a_leaf_too_few",
             "                read = read[-1:]  # the lowest",
             "                read = read[:0]  # the lowest",
             "stores/test_search_index.py::test_it_holds_what_a_store_in_memory_holds",
         ),
+    ),
+    *of(
+        "stores/valkey.py",
         (
-            "sql_stops_before_enough_hits",
-            "if len(leaves) == limit and len(hits_by_term[term]) < newest:",
-            "if len(leaves) > limit and len(hits_by_term[term]) < newest:",
-            "stores/test_search_index.py::test_newest_hits_behind_leaves_that_an_erasure_emptied",
+            "valkey_writes_over_another_worker",
+            "if (redis.call('GET', key) or '') ~= take() then return 0 end",
+            "take()",
+            "stores/test_valkey.py::TestValkey::test_threads_that_append_keep_every_writers_order",
+        ),
+        (
+            "valkey_doubles_an_id_from_before",
+            "if redis.call('HEXISTS', key, take()) == 1 then return 0 end",
+            "take()",
+            "stores/test_valkey.py::TestValkey",
+        ),
+        (
+            "valkey_gives_a_held_lease_away",
+            "if holder ~= ARGV[2] and tonumber(until_s) > now then return 0 end",
+            "if holder ~= ARGV[2] and tonumber(until_s) < now then return 0 end",
+            "stores/test_valkey.py::TestValkey::test_a_lease_has_one_holder",
+        ),
+        (
+            "valkey_takes_a_write_that_no_replica_has",
+            "(had := results.pop()) < self._wait:",
+            "(had := results.pop()) < 0:",
+            "stores/test_valkey.py::test_a_write_that_too_few_replicas_have_says_so_and_may_be_tried_again",
+        ),
+        (
+            "valkey_keeps_the_vectors_of_erased_messages",
+            '            batch.add("HDEL", _vectors(key, name.decode()), seqs)\n',
+            "            del name\n",
+            "stores/test_valkey.py::TestValkey::test_erasure_removes_vectors_for_good",
         ),
     ),
     *of(

@@ -1,91 +1,33 @@
-"""The search index of the SQL store within a connection: hits in leaves. Transactions are the caller's."""
+"""The search index of the SQL store within a connection: leaves are rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Sequence
 
 from ctxfold.history.records import SessionKey
 from ctxfold.index.cache import Hit
-from ctxfold.protocols import Document
-from ctxfold.stores.posting_leaves import (
-    LEAF_BYTES,
-    RUN,
-    divided,
-    hits_of,
-    leaf_key,
-    placed,
-    stored_term,
-    with_hits,
-    without_documents,
-)
+from ctxfold.stores.leaf_index import ALL, NEWEST_SEQ, Leaf, LeafIndex, joined, leaves_for
+from ctxfold.stores.posting_leaves import leaf_key, stored_term
 from ctxfold.stores.sql_engine import Driven
 from ctxfold.stores.sql_rows import Rows
 
-_ALL = 1 << 30
-_NEWEST_SEQ = (1 << 63) - 1
-_SMALL_ARCHIVE = 400  # documents of a session whose leaves are all read when it is written to
-_NEAR = 32  # seqs that are so close to each other are looked for together
 
+class SqlIndex(LeafIndex[Driven]):
+    """Reads and writes the hits of sessions, and searches all sessions of an owner at once."""
 
-@dataclass(slots=True)
-class Index:
-    """Reads and writes the hits of sessions."""
-
-    rows: Rows
-
-    # reading
-
-    def hits(self, connection: Driven, key: SessionKey, terms: Sequence[str]) -> dict[str, tuple[Hit, ...]]:
-        """Returns all hits of each term, oldest first."""
-        names = {term: stored_term(term) for term in terms}
-        ranges = [(leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)) for name in names.values()]
-        leaves = self._leaves(connection, key, ranges, _ALL)
-        return {t: _joined(data, n) for (t, n), data in zip(names.items(), map(_data, leaves), strict=True)}
-
-    def newest_hits(
-        self, connection: Driven, key: SessionKey, terms: Sequence[str], newest: int
-    ) -> dict[str, tuple[Hit, ...]]:
-        """Walks back from the newest leaf of each term, for a short distance however many hits the term has."""
-        names = {term: stored_term(term) for term in terms}
-        ranges = [(leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)) for name in names.values()]
-        limit = _leaves_for(newest)
-        hits_by_term: dict[str, tuple[Hit, ...]] = {}
-        unfinished: list[str] = []
-        for (term, name), leaves in zip(names.items(), self._leaves(connection, key, ranges, limit), strict=True):
-            hits_by_term[term] = _joined(_data(leaves), name)[-newest:]
-            if len(leaves) == limit and len(hits_by_term[term]) < newest:  # an erasure has made leaves of few hits
-                unfinished.append(term)
-        if unfinished:
-            hits_by_term |= {t: hits[-newest:] for t, hits in self.hits(connection, key, unfinished).items()}
-        return hits_by_term
-
-    def hits_among(
-        self, connection: Driven, key: SessionKey, terms: Sequence[str], seqs: Sequence[int]
-    ) -> dict[str, tuple[Hit, ...]]:
-        """Returns the hits of each term in these documents."""
-        among = sorted(set(seqs))
-        names = {term: stored_term(term) for term in terms}
-        stretches = _stretches(among)
-        ranges = [(leaf_key(n, low), leaf_key(n, high)) for n in names.values() for low, high in stretches]
-        leaves = self._leaves(connection, key, ranges, _ALL)
-        hits_by_term: dict[str, tuple[Hit, ...]] = {}
-        for at, (term, name) in enumerate(names.items()):
-            mine = {k: d for each in leaves[at * len(stretches) : (at + 1) * len(stretches)] for k, d in each}
-            hits_by_term[term] = _joined(list(mine.values()), name, among)
-        return hits_by_term
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
 
     def owner_hits(
         self, connection: Driven, owner: str, terms: Sequence[str], newest: int
     ) -> dict[str, dict[str, tuple[Hit, ...]]]:
         """Returns the newest hits of each term in each session of the owner, by session: one statement per term."""
         by_session: dict[str, dict[str, tuple[Hit, ...]]] = {}
-        limit = _leaves_for(newest)
+        limit = leaves_for(newest)
         sqlite = self.rows.dialect == "sqlite"
         for term in terms:
             name = stored_term(term)
-            low, high = leaf_key(name, 0), leaf_key(name, _NEWEST_SEQ)
+            low, high = leaf_key(name, 0), leaf_key(name, NEWEST_SEQ)
             values = (
                 (owner, owner, high, owner, low, owner, high, limit - 1)
                 if sqlite
@@ -95,90 +37,26 @@ class Index:
             for session, data in connection.execute(self.rows.sql.owner_leaves, values):
                 leaves.setdefault(str(session), []).append(data)
             for session, data_of_leaves in leaves.items():
-                hits = _joined(data_of_leaves, name)[-newest:]
+                hits = joined(data_of_leaves, name)[-newest:]
                 if len(data_of_leaves) == limit and len(hits) < newest:
                     hits = self.newest_hits(connection, SessionKey(owner, session), [term], newest)[term]
                 if hits:
                     by_session.setdefault(session, {})[term] = hits
         return by_session
 
-    def totals(self, connection: Driven, key: SessionKey) -> tuple[int, int]:
-        """Returns the number of documents and the sum of their lengths, counted."""
-        documents = self.hits(connection, key, [""])[""]
-        return len(documents), sum(hit[2] for hit in documents)
-
-    # writing
-
-    def add(
-        self, connection: Driven, key: SessionKey, documents: Sequence[Document], *, archived: int
-    ) -> tuple[Document, ...]:
-        """Makes documents searchable; returns those that were not already. The caller holds the session's row.
-
-        `archived` is how many documents the session has.
-        """
-        by_seq = {document.seq: document for document in reversed(documents)}
-        for hit in self.hits_among(connection, key, [""], list(by_seq))[""] if archived else ():
-            del by_seq[hit[0]]
-        new = tuple(by_seq.values())
-        hits: dict[bytes, list[Hit]] = {b"": [(d.seq, 0, d.length) for d in new]} if new else {}
-        for document in new:
-            for term, count in document.terms.items():
-                if term:
-                    hits.setdefault(stored_term(term), []).append((document.seq, count, document.length))
-        self._put(connection, key, hits, small=archived <= _SMALL_ARCHIVE)
-        return new
-
-    def remove(self, connection: Driven, key: SessionKey, seqs: Sequence[int]) -> None:
-        """Removes documents with all their hits: reads the whole index of the session."""
-        erased = frozenset(seqs)
-        leaves = connection.execute(self.rows.sql.every_leaf, (*key, _ALL)).fetchall()
-        changes = ((old, without_documents(old, data, erased)) for old, data in leaves)
-        changed = [(old, *change) for old, change in changes if change is not None]
-        if not changed:
-            return
-        self.rows.many(connection, self.rows.sql.drop_leaf, [(*key, old) for old, _, _ in changed])
-        new_leaves = [(*key, new, data) for _, new, data in changed if data]
-        if new_leaves:
-            self.rows.many(connection, self.rows.sql.put_leaf, new_leaves)
-
-    def _put(self, connection: Driven, key: SessionKey, hits: Mapping[bytes, list[Hit]], *, small: bool) -> None:
-        """Puts hits into the leaves where they belong, and divides those that become too long."""
-        if not hits:
-            return
-        for each in hits.values():
-            each.sort()
-        if small:
-            stored_leaves = connection.execute(self.rows.sql.every_leaf, (*key, _ALL)).fetchall()
-        else:
-            stored_leaves = self._leaves_of(
-                connection, key, [leaf_key(t, hit[0]) for t, each in hits.items() for hit in each]
-            )
-        data_by_key: dict[bytes, bytes] = dict(stored_leaves)
-        written: list[tuple[object, ...]] = []
-        for first_key, new in placed(sorted(data_by_key), hits).items():
-            data = data_by_key.get(first_key, b"")
-            longer = with_hits(data, new) if len(data) + sum(map(len, new)) <= LEAF_BYTES else None
-            fits = longer is not None and len(longer) <= LEAF_BYTES
-            leaves = [(first_key, longer)] if fits else divided(first_key, data, new)
-            written += [(*key, *leaf) for leaf in leaves]
-        self.rows.many(connection, self.rows.sql.put_leaf, written)
-
-    # leaves
-
-    def _leaves(
+    def leaves(
         self, connection: Driven, key: SessionKey, ranges: Sequence[tuple[bytes, bytes]], limit: int
-    ) -> list[list[tuple[bytes, bytes]]]:
-        """Returns for each range of keys the leaves that cover it, at most `limit`, the newest first."""
+    ) -> list[list[Leaf]]:
         if not ranges:
             return []
         sql = self.rows.sql.leaves
-        leaves: list[list[tuple[bytes, bytes]]] = [[] for _ in ranges]
+        leaves: list[list[Leaf]] = [[] for _ in ranges]
         if self.rows.dialect != "sqlite":
             lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
             for at, first_key, data in connection.execute(sql, (lows, highs, *key, *key, limit)):
                 leaves[int(at) - 1].append((first_key, data))
             return leaves
-        read: list[tuple[bytes, bytes]] = []
+        read: list[Leaf] = []
         read_from = b""
         for at in sorted(range(len(ranges)), key=ranges.__getitem__, reverse=True):
             low, high = ranges[at]
@@ -189,48 +67,19 @@ class Index:
             leaves[at], read_from = read, low
         return leaves
 
-    def _leaves_of(self, connection: Driven, key: SessionKey, keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-        """Returns each leaf in which one of the keys belongs, once."""
+    def leaves_of(self, connection: Driven, key: SessionKey, keys: Sequence[bytes]) -> list[Leaf]:
         if self.rows.dialect != "sqlite":
             sql = self.rows.sql.leaves_of
             return [(first, data) for first, data in connection.execute(sql, (*key, *key, list(keys)))]
-        leaf_lists = self._leaves(connection, key, [(k, k) for k in keys], 1)
+        leaf_lists = self.leaves(connection, key, [(k, k) for k in keys], 1)
         return list({leaf[0]: leaf for leaves in leaf_lists for leaf in leaves}.values())
 
+    def every_leaf(self, connection: Driven, key: SessionKey) -> list[Leaf]:
+        return list(connection.execute(self.rows.sql.every_leaf, (*key, ALL)))
 
-def _data(leaves: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    return [data for _, data in leaves]
+    def put(self, connection: Driven, key: SessionKey, leaves: Sequence[Leaf]) -> None:
+        if leaves:
+            self.rows.many(connection, self.rows.sql.put_leaf, [(*key, *leaf) for leaf in leaves])
 
-
-def _joined(leaves: Iterable[bytes], term: bytes, among: Sequence[int] | None = None) -> tuple[Hit, ...]:
-    """Returns the hits of a term in leaves, in order. With `among`, seqs in order, only those in these documents."""
-    hits_by_seq: dict[int, Hit] = {}
-    for data in leaves:
-        if term or among is None:
-            hits_by_seq.update({hit[0]: hit for hit in hits_of(data, term, among)})
-        else:
-            lengths = _documents_of(data)
-            hits_by_seq.update({seq: lengths[seq] for seq in among if seq in lengths})
-    return tuple([hits_by_seq[seq] for seq in sorted(hits_by_seq)])
-
-
-@lru_cache(maxsize=64)
-def _documents_of(data: bytes) -> dict[int, Hit]:
-    """Returns the lengths of documents in a leaf by seq. Cached: every search reads them, and older leaves rarely change."""
-    return {hit[0]: hit for hit in hits_of(data, b"")}
-
-
-def _leaves_for(newest: int) -> int:
-    """Returns how many leaves are read for so many hits of a term."""
-    return 2 + newest // RUN
-
-
-def _stretches(seqs: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns (first, last) of seqs that are near each other."""
-    stretches: list[tuple[int, int]] = []
-    for seq in seqs:
-        if stretches and seq - stretches[-1][1] <= _NEAR:
-            stretches[-1] = (stretches[-1][0], seq)
-        else:
-            stretches.append((seq, seq))
-    return stretches
+    def drop(self, connection: Driven, key: SessionKey, first_keys: Sequence[bytes]) -> None:
+        self.rows.many(connection, self.rows.sql.drop_leaf, [(*key, first) for first in first_keys])

