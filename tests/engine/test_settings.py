@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -18,8 +18,12 @@ OWN_PARAMETERS = {"context_window", "reply_reserve_tokens", "strategy"}
 
 
 def test_the_typed_fields_are_those_of_the_policy() -> None:
-    assert get_type_hints(PolicyChanges) == get_type_hints(Policy)
-    assert get_type_hints(PolicyFields).keys() == Policy.model_fields.keys() - OWN_PARAMETERS
+    changes, fields = get_type_hints(PolicyChanges), get_type_hints(Policy)
+    assert changes.keys() == fields.keys() | {"keep"}
+    # these two are taken in shorter forms too, and `keep` in those that LangChain has for keep_last
+    assert {name for name in fields if changes[name] != fields[name]} == {"trigger", "memory"}
+    assert {*get_args(fields["trigger"])} < {*get_args(changes["trigger"])}
+    assert get_type_hints(PolicyFields).keys() == Policy.model_fields.keys() - OWN_PARAMETERS | {"keep"}
     assert get_type_hints(PolicyFields).keys() <= get_type_hints(SessionSettings).keys()
 
 
