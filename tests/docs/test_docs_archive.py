@@ -17,7 +17,7 @@ def test_the_examples_in_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    assert len(EXAMPLES) == 8
+    assert len(EXAMPLES) == 9
     for example in EXAMPLES:
         exec(compile(example, "sessions.md", "exec"), names)
     names["loaded"].close()
