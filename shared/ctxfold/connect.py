@@ -236,8 +236,6 @@ def session_rules(
     WindowTooSmallError for a window in which not even a short question fits.
     """
     check_settings(settings, PolicyFields.__annotations__, ("backend", "system", *OF_EVERY_SESSION))
-    if {"keep", "keep_last"} <= settings.keys():
-        raise ConfigError("keep and keep_last both say how many of the newest messages stay: give one")
     if counter is not None:
         message_counter(counter)
     _check_prices(prices)

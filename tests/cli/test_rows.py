@@ -87,6 +87,7 @@ def test_a_search_keeps_long_names_whole(ctxfold: Run, store: str, columns: int)
         assert rows(shown)[0][0] == "#1"
         assert "score" in shown
         assert name in shown
+    assert re.search(rf"^{name} +1 +\d+ +6400 +0 *$", ctxfold("sessions").out, re.M)
     reference, sentence = rows(ctxfold("search", "--all", "question 17").out)[0]
     assert (reference, sentence[:15]) == ("#38", "question 17 wor")
     assert len(sentence) >= 40
@@ -228,7 +229,7 @@ def test_the_settings_in_force(ctxfold: Run) -> None:
 
 
 def test_settings_are_changed_for_good(ctxfold: Run, store: str) -> None:
-    told = ctxfold("policy", "bob", "keep_last=3", "trigger=('tokens', 800)", "auto_compact=false", "memory=facts").out
+    told = ctxfold("policy", "bob", "keep=3", "trigger=('tokens', 800)", "auto_compact=false", "memory=facts").out
     assert [line.split()[0] for line in told.splitlines()] == ["auto_compact", "trigger", "keep_last", "memory"]
     with AgentContext(store=store, session_id="bob", context_window=1_000) as bob:
         assert (bob.policy.keep_last, bob.policy.auto_compact, bob.policy.memory) == (3, False, ("facts",))

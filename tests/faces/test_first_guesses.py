@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,10 +157,16 @@ def test_taken_as_meant(policy: dict[str, Any], guess: Callable[[], AgentContext
         assert {name: getattr(ctx.policy, name) for name in policy} == policy
 
 
-def test_settings_at_run_time_are_taken_alike() -> None:
-    with made() as ctx:
+def test_settings_at_run_time_are_taken_alike(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'chat.db'}"
+    with made(store=store) as ctx:
         assert ctx.set_policy(trigger=("messages", 9), keep=3).trigger == MessagesTrigger(at=9)
         assert ctx.policy.keep_last == 3
+    with made(store=store, keep=("tokens", 640)) as again:
+        assert (again.policy.keep_last, again.policy.tail_ratio) == (3, 0.1), "what was set at run time holds"
+        again.set_policy(keep=("fraction", 0.3))
+    with made(store=store) as last:
+        assert (last.policy.keep_last, last.policy.tail_ratio) == (1, 0.3)
 
 
 def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -869,6 +869,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "engine/edit.py",
         (
+            "a_shape_of_settings_is_stored_as_a_setting",
+            'else ())} - {"keep"}',
+            "else ())}",
+            "faces/test_first_guesses.py::test_settings_at_run_time_are_taken_alike",
+        ),
+        (
             "excerpts_of_a_conversation_that_is_set_are_not_indexed",
             "session.append_messages(drafts, expect=expect, documents=documents)",
             "append(session, drafts, engine.ports, expect=expect, documents=documents)",

@@ -97,7 +97,7 @@ def print_rows(rows: Iterable[Mapping[str, object]], *, wide: Collection[str] = 
     is_wide = console.width >= WIDE
     names = [name for row in rows[:1] for name in row if is_wide or name not in wide]
     cells = [[Text(shown(str(row[name]))) for name in names] for row in rows]
-    if not is_wide and any(len(cell) > SHORT for row in cells for cell in row[:-1]):
+    if wide and not is_wide and any(len(cell) > SHORT for row in cells for cell in row[:-1]):
         for *facts, message in cells:
             console.print(Text(" ").join(facts))
             console.print(Text("  ") + message, no_wrap=True, overflow="ellipsis", soft_wrap=False)

@@ -435,11 +435,10 @@ def policy(
     Example: ctxfold policy chat-1 context_window=16000
     """
     with within(as_json=as_json), session(store, name, owner) as context:
-        given = {
-            name: _value(text) for name, text in _pairs("the change", changes or (), "context_window=8000").items()
-        }
-        settings = (context.set_policy(**given) if given else context.policy).model_dump(mode="json")
-        lines = (f"{name:<22} {value}" for name, value in settings.items() if not given or name in given)
+        pairs, before = _pairs("the change", changes or (), "context_window=8000"), context.policy
+        rules = context.set_policy(**{name: _value(text) for name, text in pairs.items()}) if pairs else before
+        settings, old = rules.model_dump(mode="json"), {} if not pairs else before.model_dump(mode="json")
+        lines = (f"{name:<22} {value}" for name, value in settings.items() if not pairs or value != old[name])
         print_result(settings, shown("\n".join(lines)), as_json=as_json)
 
 

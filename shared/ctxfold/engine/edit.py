@@ -44,7 +44,7 @@ from ctxfold.history.records import (
 )
 from ctxfold.history.view import Entry, View
 from ctxfold.messages import Message, Opaque, Role, check_role, content_key, validated
-from ctxfold.policy.settings import Policy, policy_for
+from ctxfold.policy.settings import Policy, kept, policy_for
 from ctxfold.protocols import Document, Store
 from ctxfold.retrieval.originals import (
     conversation,
@@ -438,7 +438,8 @@ def set_policy(engine: Engine, session: Session, fields: Mapping[str, object]) -
         policies[:] = [policy_for(values.pop("context_window"), **values)]
         if "strategy" in fields:
             strategy_named(policies[0].strategy, engine.strategies, session.key.session)
-        fixed = tuple(sorted({*state.fixed, *fields}))
+        names = {*fields, *(kept(values["keep"], 1) if "keep" in values else ())} - {"keep"}
+        fixed = tuple(sorted({*state.fixed, *names}))
         if policies[0] == old and fixed == state.fixed:
             return []
         return [

@@ -260,7 +260,7 @@ def policy_for(
     if strategy is not None:  # one that is not given stays unset, so that a stored session keeps its own
         values["strategy"] = strategy
     if values.pop("keep", None) is not None and "keep" in settings:
-        values |= _kept(settings["keep"], window - reserve)
+        values |= kept(settings["keep"], window - reserve)
     values["summary_tokens"] = values.get("summary_tokens") or _summary_tokens(window - reserve)
     try:
         policy = Policy.model_validate(values)
@@ -271,7 +271,7 @@ def policy_for(
     return policy
 
 
-def _kept(keep: float | Amount, budget_tokens: int) -> dict[str, object]:
+def kept(keep: float | Amount, budget_tokens: int) -> dict[str, object]:
     """Returns the settings for the newest messages that `keep` names: a number of them, their tokens, or their share."""
     match keep:
         case int() | ("messages", int()):
