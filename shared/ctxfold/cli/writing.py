@@ -45,7 +45,6 @@ from ctxfold.history.prompt_safety import neutral
 from ctxfold.protocols import Store, UuidIds, Wire
 from ctxfold.session.files import Zone, file_rules, parse_lines
 from ctxfold.transcripts.conversation import Conversation
-from ctxfold.transcripts.reading import MESSAGES, read_transcripts, transcript_format
 
 Zones = ("all", "window", "immutable", "compressed", "incremental")
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
@@ -190,6 +189,8 @@ def import_(
 
     Example: ctxfold import copy chat-1.jsonl
     """
+    from ctxfold.transcripts.reading import MESSAGES, transcript_format  # no other command needs the readers
+
     with within(as_json=as_json):
         if form == "auto":
             form = transcript_format(file)
@@ -216,6 +217,8 @@ def _import_transcripts(
     name: str, file: Path, url: str, owner: str, form: str, context_window: int | None, *, skip_bad: bool, as_json: bool
 ) -> None:
     """Reads the file twice: to check it whole, and to write one conversation after the other."""
+    from ctxfold.transcripts.reading import read_transcripts
+
     refused: list[str] = []
     with Progress(console=progress(), transient=True) as bar:
         tasks = [bar.add_task(text, total=None) for text in (f"checking ({form})", "importing")]
