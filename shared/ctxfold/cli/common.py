@@ -36,17 +36,17 @@ StoreUrl: TypeAlias = Annotated[
 OWNER_VARIABLE = "CTXFOLD_OWNER"
 
 
-def _checked_owner(context: typer.Context, owner: str) -> str:
+def checked_owner(context: typer.Context, owner: str | None) -> str | None:
     """Refuses an empty owner: Click treats an empty variable as not set and would use the default."""
     source = context.get_parameter_source("owner")
     unset = source is not None and source.name == "DEFAULT" and os.environ.get(OWNER_VARIABLE) == ""
-    if unset or not owner:
+    if unset or owner == "":
         raise typer.BadParameter(f"the owner is empty: name one, or leave {OWNER_VARIABLE} unset for the default one")
     return owner
 
 
 Owner: TypeAlias = Annotated[
-    str, typer.Option("--owner", envvar=OWNER_VARIABLE, callback=_checked_owner, help="the owner of the sessions")
+    str, typer.Option("--owner", envvar=OWNER_VARIABLE, callback=checked_owner, help="the owner of the sessions")
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="SESSION", help="the session's name")]

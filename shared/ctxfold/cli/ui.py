@@ -6,14 +6,15 @@ from typing import Annotated
 
 import typer
 
-from ctxfold.cli.common import OWNER_VARIABLE, StoreUrl, opened, output, within
+from ctxfold.cli.common import OWNER_VARIABLE, StoreUrl, checked_owner, opened, output, within
 from ctxfold.errors import ConfigError
 
 
 def ui(
     store: StoreUrl,
     owner: Annotated[
-        str | None, typer.Option("--owner", envvar=OWNER_VARIABLE, help="show only this owner's sessions")
+        str | None,
+        typer.Option("--owner", envvar=OWNER_VARIABLE, callback=checked_owner, help="show only this owner's sessions"),
     ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="port of 127.0.0.1; 0 takes a free one")] = 0,
 ) -> None:
