@@ -30,5 +30,6 @@ SHOWS = (
     "checkpoints",
     "conformance",
     "memories",
+    "failover",
     "answers",
 )

