@@ -115,8 +115,4 @@ def _model_error(error: BackendError) -> BackendError:
 
 def as_backend_error(model: str) -> AbstractContextManager[None]:
     """Raises BackendError for whatever a LangChain model raises in the block, with the kind that its class stands for."""
-    return calls.as_backend_error(model, _kind)
-
-
-def _kind(error: Exception) -> str | None:
-    return next((kind for cls, kind in _KINDS if isinstance(error, cls)), None)
+    return calls.as_backend_error(model, lambda error: next((k for cls, k in _KINDS if isinstance(error, cls)), None))

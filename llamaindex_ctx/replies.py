@@ -267,7 +267,7 @@ def usage_of(response: ChatResponse) -> Usage | None:
     # ours are complete, and so is what an integration tells of the cache
     sources: list[object] = [*told, *own] if notes.keys() & _CACHE_NOTES else [*own, *told]
     for source in filter(None, sources):
-        fields = as_dict(to_jsonable_python(source, fallback=_fields_of))
+        fields = as_dict(to_jsonable_python(source, fallback=lambda value: getattr(value, "__dict__", str(value))))
         into, out = _number(fields, _INPUT), _number(fields, _OUTPUT)
         if into is None and out is None:
             continue
@@ -278,10 +278,6 @@ def usage_of(response: ChatResponse) -> Usage | None:
         into = (into or 0) + (read + written if excluded else 0)
         return Usage(into, out, read, written, _number(fields, _REASONING) or 0)
     return None
-
-
-def _fields_of(source: object) -> object:
-    return vars(source) if hasattr(source, "__dict__") else str(source)
 
 
 def _finish(response: ChatResponse) -> str | None:

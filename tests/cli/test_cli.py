@@ -371,7 +371,11 @@ def test_the_installed_command(store: str, path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "code", "told"),
     [
-        ("missing.db", 2, "there is no store file"),
+        (
+            "missing.db",
+            2,
+            f"there is no store file 'missing.db' in {Path.cwd()}: check --store, or run its program first",
+        ),
         ("memory://", 2, "ends with its process"),
         ("mysql://x", 2, "use sqlite:///file.db"),
         (__file__, 4, "no SQLite database"),

@@ -251,6 +251,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "stores/test_valkey.py::test_a_write_that_too_few_replicas_have_says_so_and_may_be_tried_again",
         ),
         (
+            "an_option_that_valkey_does_not_know_is_a_traceback_at_the_first_call",
+            "        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)",
+            "        pass",
+            "stores/test_valkey.py::test_a_url_that_cannot_be_meant_is_refused",
+        ),
+        (
+            "a_cluster_that_is_down_is_no_typed_error",
+            "except errors.RedisClusterException as error:",
+            "except errors.MovedError as error:",
+            "stores/test_valkey.py::test_a_cluster_without_a_node_that_answers_is_named",
+        ),
+        (
             "valkey_keeps_the_vectors_of_erased_messages",
             '            batch.add("HDEL", _vectors(key, name.decode()), seqs)\n',
             "            del name\n",

@@ -10,6 +10,21 @@ FUZZ = "transcripts/test_fuzz.py::test_a_field_under_another_name_loses_no_text"
 
 MUTANTS: tuple[Mutant, ...] = (
     *of(
+        "transcripts/values.py",
+        (
+            "a_damaged_archive_is_a_traceback",
+            "except _UNREADABLE as error:",
+            "except EOFError as error:",
+            f"{READERS}::test_a_damaged_archive",
+        ),
+        (
+            "a_number_with_too_many_digits_is_a_traceback",
+            "except (RecursionError, ValueError) as error:",
+            "except RecursionError as error:",
+            f"{READERS}::test_what_is_no_transcript",
+        ),
+    ),
+    *of(
         "transcripts/conversation.py",
         (
             "a_field_with_text_that_a_reader_does_not_know_is_dropped",

@@ -164,8 +164,24 @@ def test_an_appends_lost_answer_does_not_double_it(one_server: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["valkey://h/0?cluster=true&sentinel=x", "valkey://h/0?wait=some", "http://127.0.0.1:6379"]
+    "url",
+    [
+        "valkey://h/0?cluster=true&sentinel=x",
+        "valkey://h/0?wait=some",
+        "http://127.0.0.1:6379",
+        "valkey://",
+        "valkey://:secret@127.0.0.1:99999",
+        "valkey://secret@h,b:x?sentinel=m",
+        "valkey://h/0?socket_timeout=secret",
+        "valkey://h/0?unknown=secret",
+    ],
 )
 def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"use valkey://host:6379/0"):
+    with pytest.raises(ConfigError, match=r"use valkey://host:6379/0") as failure:
         ValkeyStore(url)
+    assert "secret" not in str(failure.value)
+
+
+def test_a_cluster_without_a_node_that_answers_is_named() -> None:
+    with pytest.raises(StoreUnavailableError, match=r"Connection refused\. Check the address"):
+        ValkeyStore("valkey://127.0.0.1:1/0?cluster=true")

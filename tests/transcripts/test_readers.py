@@ -199,6 +199,18 @@ def test_an_archive_with_numbered_files_and_one_within_another(tmp_path: Path) -
         transcript_format(path)
 
 
+def test_a_damaged_archive(tmp_path: Path) -> None:
+    path = tmp_path / "export.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("conversations.json", "[" + " " * 5_000 + "]")
+    whole = path.read_bytes()
+    encrypted = whole[: (flags := whole.index(b"PK\1\2") + 8)] + b"\1" + whole[flags + 1 :]
+    for damaged in (whole[: len(whole) // 2], whole.replace(b"json", b"json\xff", 1), encrypted):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"no readable zip archive \(.*: export or unpack it again"):
+            list(read_transcripts(path))
+
+
 def test_what_is_no_transcript(tmp_path: Path) -> None:
     for text, kind, problem in (
         ("", ConfigError, "is empty"),
@@ -209,6 +221,8 @@ def test_what_is_no_transcript(tmp_path: Path) -> None:
         ('[{"messages": []}] 1', ImportLineError, "more behind the file's array"),
         ('{"mapping": ' + "[" * 100_000, ImportLineError, "nested too deeply"),
         ("(\udce9", ImportLineError, "not UTF-8"),
+        ('[{"a": ' + "9" * 5_000, ImportLineError, "item 1: .*4300 digits"),
+        ("PK\x03\x04 and no archive", ConfigError, "no readable zip .*unpack it"),
         ("(\udcb5/\udcfd and more", ConfigError, "zstd -d"),
     ):
         path = tmp_path / "file"

@@ -175,7 +175,7 @@ def opened(url: str, *, new: bool = False) -> Generator[Store, None, None]:
     if address == "memory://":
         raise ConfigError("a store in memory ends with its process: give a file or a server")
     if address.startswith("sqlite") and not new and not Path(path).is_file():
-        raise ConfigError(f"there is no store file {path!r}: check --store")
+        raise ConfigError(f"there is no store file {path!r} in {Path.cwd()}: check --store, or run its program first")
     store = open_store(address)
     try:
         yield store

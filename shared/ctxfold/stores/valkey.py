@@ -12,10 +12,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from ctxfold.errors import (
     ConfigError,
@@ -197,11 +197,16 @@ class ValkeyStore(VectorStore):
         except ImportError as error:
             raise MissingExtraError('Valkey and Redis need redis: pip install "ctxfold[redis]"') from error
         self._timeout_s = timeout_s
-        self._client, self._cluster, self._wait = _connected(url, wait, timeout_s)
-        self._name = urlsplit(url).netloc.rpartition("@")[2] + urlsplit(url).path
         errors: Any = redis.exceptions
+        try:
+            self._client, self._cluster, self._wait = _connected(url, wait, timeout_s)
+        except (TypeError, ValueError):  # their text may hold a part of the password
+            raise ConfigError("use valkey://host:6379/0, with ?cluster=true, ?sentinel=NAME or ?wait=1") from None
+        except errors.RedisClusterException as error:
+            raise StoreUnavailableError(f"{error} Check the address, or try again.") from error
+        self._name = urlsplit(url).netloc.rpartition("@")[2] + urlsplit(url).path
         self._passing: tuple[type[Exception], ...] = tuple(getattr(errors, name) for name in _PASSING)
-        self._refused = redis.RedisError
+        self._refused: tuple[type[Exception], ...] = (redis.RedisError, errors.RedisClusterException)
         self._index = _Index(self)
         self._states: LruCache[SessionKey, _State] = LruCache(_STATES)
         self._lock = threading.Lock()
@@ -237,7 +242,7 @@ class ValkeyStore(VectorStore):
                 results: list[Any] = pipe.execute()
             except self._passing as error:
                 if time.monotonic() > deadline_s:
-                    raise StoreUnavailableError(f"cannot use {self._name} ({error}): try again") from error
+                    raise StoreUnavailableError(f"cannot use {self._name} ({error}): check it, or retry") from error
                 record_retry("valkey")
                 time.sleep(random.uniform(0.002, 0.01 * 2 ** min(attempt, 5)))
                 self._look_again()
@@ -262,10 +267,8 @@ class ValkeyStore(VectorStore):
     def _look_again(self) -> None:
         """Has a cluster say again who has which keys."""
         if self._cluster:
-            try:
+            with suppress(*self._refused):  # the next try says what is wrong
                 self._client.nodes_manager.initialize()
-            except self._refused:
-                return  # the next try says what is wrong
 
     def _commit(self, owner: str, batch: _Batch) -> bool:
         return self.run(owner, [batch.script()], writes=True) == [1]
@@ -683,28 +686,26 @@ def _vectors(key: SessionKey, embedder: str) -> bytes:
 
 def _connected(url: str, wait: int, timeout_s: float) -> tuple[Any, bool, int]:
     """Returns a client, whether it is of a cluster, and how many replicas are waited for."""
-    from redis import Redis, sentinel
-    from redis.cluster import RedisCluster
+    import redis
 
+    untyped: Any = redis
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     cluster, service = options.pop("cluster", "false") == "true", options.pop("sentinel", "")
     replicas = options.pop("wait", str(wait))
     if parts.scheme not in SCHEMES or not replicas.isdecimal() or (cluster and service):
-        raise ConfigError(
-            f"{parts.scheme}://... cannot be opened: use valkey://host:6379/0, with ?cluster=true, ?sentinel=NAME or ?wait=1"
-        )
+        raise ValueError("options that contradict each other")
     plain = urlunsplit(
         (SCHEMES[parts.scheme], parts.netloc, parts.path, "&".join(f"{k}={v}" for k, v in options.items()), "")
     )
     limits: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": min(timeout_s, 5.0)}
     if service:
         hosts = [host.rpartition(":") for host in parts.netloc.rpartition("@")[2].split(",")]
-        secret = {"password": parts.password} if parts.password else {}
-        sentinels: Any = sentinel  # has no types
-        client = sentinels.Sentinel([(host, int(port)) for host, _, port in hosts], **limits)
-        return client.master_for(service, **secret, **limits), False, int(replicas)
-    if cluster:
-        return RedisCluster.from_url(plain, **limits), True, int(replicas)
-    alone: Any = Redis  # its from_url has no types
-    return alone.from_url(plain, **limits), False, int(replicas)
+        sentinels = untyped.Sentinel([(host, int(port)) for host, _, port in hosts], **limits)
+        client = sentinels.master_for(service, password=unquote(parts.password or "") or None, **limits)
+    elif cluster:
+        client = untyped.RedisCluster.from_url(plain, **limits)
+    else:
+        client = untyped.Redis.from_url(plain, **limits)
+        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)  # refuses unknown options
+    return client, cluster, int(replicas)

@@ -189,7 +189,8 @@ def _asked_calls(messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sc
     if not messages or messages[-1].get("role") != "user":
         return ()
     known = {tool.get("name") for tool in tools}
-    text = lookup.content_text(messages[-1].get("content"))
+    # a passage that is quoted asks for nothing
+    text = re.sub(r"^- #\d+ .*", "", lookup.content_text(messages[-1].get("content")), flags=re.M)
     calls: list[ScriptedCall] = []
     for match in _CALL.finditer(text):
         try:

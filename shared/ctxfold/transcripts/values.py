@@ -7,18 +7,20 @@ import json
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TextIO
 
 from ctxfold.errors import ConfigError, ImportLineError
-from ctxfold.validation import is_a
+from ctxfold.validation import is_a, json_problem
 
 _CHUNK = 1 << 20
 _NEAR_END = 16  # characters: an escape or a literal that is cut
 _GAP = re.compile(r"[\s,]*")
 _MEMBER = re.compile(r"(?:.*/)?conversations(?:-\d+)?\.(json|zip)")
 _decode = json.JSONDecoder().raw_decode
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)  # the last: encrypted, or compressed otherwise
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
@@ -34,18 +36,21 @@ def file_values(
     """Yields the values of a file, or of the conversations in a zip archive, each with its place.
 
     `on_progress` is called with the bytes that were read, and with all. Raises ImportLineError for what is no JSON, and where
-    the file is cut off.
+    the file is cut off, and ConfigError for an archive that cannot be read.
     """
     items = 0
     with Path(path).open("rb") as raw:
-        for member, before, total in _members(raw, Path(path)):
-            place = Place(0)
-            with io.TextIOWrapper(member, encoding="utf-8-sig", newline="") as file:
-                for place, value in text_values(file, items):
-                    if on_progress is not None:
-                        on_progress(before + member.tell(), total)
-                    yield place, value
-            items = place if place.unit == "item" else 0
+        try:
+            for member, before, total in _members(raw, Path(path)):
+                place = Place(0)
+                with io.TextIOWrapper(member, encoding="utf-8-sig", newline="") as file:
+                    for place, value in text_values(file, items):
+                        if on_progress is not None:
+                            on_progress(before + member.tell(), total)
+                        yield place, value
+                items = place if place.unit == "item" else 0
+        except _UNREADABLE as error:
+            raise ConfigError(f"{path} is no readable zip archive ({error}): export or unpack it again") from None
 
 
 def _members(raw: IO[bytes], path: Path) -> Iterator[tuple[IO[bytes], int, int]]:
@@ -63,7 +68,7 @@ def _members(raw: IO[bytes], path: Path) -> Iterator[tuple[IO[bytes], int, int]]
         if not members:
             raise ConfigError(
                 f"{path} has no conversations.json and no conversations-000.json (it has "
-                f"{', '.join(archive.namelist()[:5])}): unpack it, and import the file with the conversations"
+                f"{', '.join(archive.namelist()[:5]) or 'no file'}): unpack it, and import the file with the conversations"
             )
         before, total = 0, sum(m.file_size for m in members)
         for member in members:
@@ -111,15 +116,13 @@ def _decoded(text: str, at: int, *, ended: bool) -> tuple[Any, int, str, bool]:
     """Returns the value at a place, its end, and what is wrong, "" for nothing; True when more text may complete it."""
     try:
         value, end = _decode(text, at)
-    except RecursionError:
-        return None, at, "it is nested too deeply", False
     except json.JSONDecodeError as error:
         cut = error.msg.startswith("Unterminated string") or error.pos >= len(text) - _NEAR_END
-        problem = (
-            "the file is cut off within it"
-            if cut and ended
-            else f"it is not JSON ({error.msg} at character {error.pos - at})"
-        )
+        problem = f"it is not JSON ({error.msg} at character {error.pos - at})"
+        if cut and ended:
+            problem = "the file is cut off within it"
         return None, at, f"{problem}: {text[at : at + 60]!r}", cut
+    except (RecursionError, ValueError) as error:  # a number with too many digits
+        return None, at, json_problem(error), False
     unsure = end == len(text) and not ended and not is_a(value, (dict, list, str))  # a number may go on
     return value, end, "it is cut off" if unsure else "", unsure
