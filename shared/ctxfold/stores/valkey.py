@@ -66,6 +66,7 @@ _PASSING = (
 )
 _PIECE = 1_000  # fields in one command
 _NEXT = 16  # records that are read with a head
+_FIRST_S = 3.0  # how long a server is waited for that has not answered yet: its address may be wrong
 _STATES = 512  # sessions whose heads are remembered
 _KINDS = ("head", "records", "ids", "numbers", "snapshots", "leaves", "places", "erased", "embedders")
 # runs commands where no head has moved and no id is there; an argument names a key by its place
@@ -210,7 +211,7 @@ class ValkeyStore(VectorStore):
         self._index = _Index(self)
         self._states: LruCache[SessionKey, _State] = LruCache(_STATES)
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._answered = False
 
     def __repr__(self) -> str:
         return f"ValkeyStore({self._name!r})"
@@ -229,7 +230,7 @@ class ValkeyStore(VectorStore):
 
     def run(self, owner: str, commands: Sequence[Command], *, writes: bool = False) -> list[Any]:
         """Runs commands for keys of one owner in one round trip; what writes may run twice, where an answer was lost."""
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = time.monotonic() + (self._timeout_s if self._answered else min(self._timeout_s, _FIRST_S))
         for attempt in range(10_000):
             if self._closed:
                 raise StoreUnavailableError(f"{self!r} is closed: open a new one")
@@ -255,6 +256,7 @@ class ValkeyStore(VectorStore):
                     raise StoreUnavailableError(
                         f"{had} of {self._wait} replicas of {self._name} have a write: try the same again"
                     )
+                self._answered = True
                 return results
         raise AssertionError("unreachable")
 
