@@ -28,8 +28,9 @@ PRE: Final = re.compile(r"<pre.*?</pre>", re.DOTALL)
 UNSEARCHED: Final = ("decisions/", "changelog.md", "contributing.md")  # whoever looks for these knows where they are
 # a guide comes before the list of every name, and the first pages before the others
 BOOSTS: Final = {
-    ("reference", "architecture", "scaling"): 0.4,
-    ("index", "tutorials", "recipes", "langchain", "llamaindex", "migration"): 2.0,
+    ("reference/", "architecture"): 0.2,
+    ("reference", "comparison", "migration", "context-quality", "tracing"): 0.6,
+    ("faq", "troubleshooting", "recipes", "cli", "sessions"): 1.5,
 }
 log = logging.getLogger("mkdocs.hooks.ctxfold")  # below "mkdocs", whose warnings stop a strict build
 pages: dict[str, tuple[str, str]] = {}

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 SITE = Path(__file__).resolve().parents[2] / "site"
 LEAST = 18
-WAIT_S = 2.0
+WAIT_S = 4.0
 # what somebody types who does not know ctxfold's words, and the pages that answer it
 QUERIES: dict[str, tuple[str, ...]] = {
     "install": ("index", "tutorials"),
