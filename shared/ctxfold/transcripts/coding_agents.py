@@ -178,7 +178,7 @@ _CODEX_TAGS = (
     "|codex_internal_context|skill|goal_context|permissions instructions"
 )
 _AGENTS_FILE = re.compile(r"\A\s*# AGENTS\.md instructions\b[^\n]*\s*(?=<INSTRUCTIONS>)")
-_IMAGE_MARK = re.compile(r"\s*(?:<image(?: [^>]*)?>|</image>)\s*")
+_IMAGE_MARK = re.compile(r"<image(?: [^<>]*)?>|</image>")
 _CODEX_SILENT = words("compaction compaction_summary context_compaction ghost_snapshot")
 _ARGUMENTS = ("arguments", "input", "action", "revised_prompt")
 
@@ -257,7 +257,7 @@ def _codex_message(builder: ConversationBuilder, item: Row, at: object, model: s
         builder.left_out[PROGRAM] += 1
         return
     if role == "user":
-        said = [b for b in blocks if not _IMAGE_MARK.fullmatch(as_text(b.get("text")))]
+        said = [b for b in blocks if not _IMAGE_MARK.fullmatch(as_text(b.get("text")).strip())]
         said = [{**b, "text": _AGENTS_FILE.sub("", b["text"])} if "text" in b else b for b in said]
         blocks = spoken(builder, said, _CODEX_TAGS)
     if blocks:

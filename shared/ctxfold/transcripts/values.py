@@ -18,7 +18,7 @@ from ctxfold.validation import is_a, json_problem
 _CHUNK = 1 << 20
 _NEAR_END = 16  # characters: an escape or a literal that is cut
 _GAP = re.compile(r"[\s,]*")
-_MEMBER = re.compile(r"(?:.*/)?conversations(?:-\d+)?\.(json|zip)")
+_MEMBER = re.compile(r"conversations(?:-\d{1,9})?\.(?:json|zip)")
 _decode = json.JSONDecoder().raw_decode
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)  # the last: encrypted, or compressed otherwise
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -64,7 +64,10 @@ def _members(raw: IO[bytes], path: Path) -> Iterator[tuple[IO[bytes], int, int]]
         yield raw, 0, size
         return
     with zipfile.ZipFile(raw) as archive:
-        members = sorted((m for m in archive.infolist() if _MEMBER.fullmatch(m.filename)), key=lambda m: m.filename)
+        members = sorted(
+            (m for m in archive.infolist() if _MEMBER.fullmatch(m.filename.rpartition("/")[2])),
+            key=lambda m: m.filename,
+        )
         if not members:
             raise ConfigError(
                 f"{path} has no conversations.json and no conversations-000.json (it has "
