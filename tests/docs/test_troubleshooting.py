@@ -22,7 +22,7 @@ PLACEHOLDER: str = MESSAGES["PLACEHOLDER"]
 def of_the_site(name: str) -> str:
     """A page as the site renders it."""
     on_page_markdown = runpy.run_path(str(DOCS / "hooks.py"))["on_page_markdown"]
-    about = SimpleNamespace(title=name, file=SimpleNamespace(src_uri=name))
+    about = SimpleNamespace(title=name, file=SimpleNamespace(src_uri=name), meta={})
     return str(on_page_markdown(page(name), about, config=None, files=None))
 
 
