@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -466,3 +468,16 @@ def test_a_message_of_media_alone_is_shown(tmp_path: Path) -> None:
         context.add([Message("u", "user", (picture,)), assistant("A ship.", id="a")])
     for command in ("show", "window"):
         assert "[image, png, 1 kB]" in CliRunner().invoke(app, [command, "s", "--store", store]).stdout
+
+
+@pytest.mark.parametrize("command", [["sessions"], ["show", "ann"], ["search", "--all", "x"], ["doctor"], ["ui"]])
+@pytest.mark.parametrize("tables", ["", "CREATE TABLE notes (text)"])
+def test_a_file_of_another_program_is_not_made_a_store(command: list[str], tables: str, tmp_path: Path) -> None:
+    place = tmp_path / "notes.db"
+    with closing(sqlite3.connect(place)) as connection:
+        connection.execute(tables) if tables else place.touch()
+    before = place.read_bytes()
+    done = CliRunner().invoke(app, [*command, "--store", str(place)])
+    assert done.exit_code != 0
+    assert "is a file of another program, or empty" in done.output + done.stderr
+    assert place.read_bytes() == before

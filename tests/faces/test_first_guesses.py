@@ -300,3 +300,18 @@ def test_a_session_without_a_word_says_that_it_is_new() -> None:
         assert "new session" not in str(ctx.explain())
         ctx.edit.clear()
         assert "new session" not in str(ctx.explain())
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [0, -1, True, 1.0, "4", ("messages", 0), ("messages", True), ("tokens", 0), ("tokens", 6_400), ("fraction", 2)],
+)
+def test_an_amount_that_cannot_stay_is_refused_as_keep(keep: Any) -> None:
+    with pytest.raises(ConfigError, match=r"keep is .*: give the newest messages that stay as 4"):
+        made(keep=keep)
+
+
+@pytest.mark.parametrize("trigger", [("tokens", True), ("tokens", "5"), ("fraction", None), True, 7])
+def test_an_amount_that_is_no_number_is_refused_as_trigger(trigger: Any) -> None:
+    with pytest.raises(ConfigError, match="trigger"):
+        made(trigger=trigger)

@@ -299,3 +299,33 @@ def test_halves_of_a_surrogate_pair_are_replaced(tmp_path: Path) -> None:
         tmp_path, json.dumps([chat("Cut", "u1", node("r", None), node("u1", "r", "user", "cut \ud83d here"))])
     )
     assert [told(c) for c in read_transcripts(path)] == [["user: cut \ufffd here"]]
+
+
+def test_a_ring_of_parents_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "ring.jsonl"
+    steps = [claude("1", "2", "user", "Where?"), claude("2", "1", "assistant", [{"type": "text", "text": "There."}])]
+    file.write_text("\n".join(map(json.dumps, steps)), encoding="utf-8")
+    with pytest.raises(ImportLineError, match=r"line \d: it resembles claude-code, but .* is its own ancestor"):
+        list(read_transcripts(file))
+
+
+def test_a_file_under_another_formats_name_says_which_field_it_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps([{"role": "user", "content": "hi"}]), encoding="utf-8")
+    with pytest.raises(ImportLineError, match="it resembles chatgpt, but it has no field 'mapping'"):
+        list(read_transcripts(file, format="chatgpt"))
+
+
+@pytest.mark.parametrize("time", [1e300, -1, "yesterday", None])
+def test_a_time_that_cannot_be_is_none(time: object, tmp_path: Path) -> None:
+    file = tmp_path / "conversations.json"
+    message = {
+        "id": "m",
+        "author": {"role": "user"},
+        "content": {"content_type": "text", "parts": ["hi"]},
+        "create_time": time,
+    }
+    mapping = {"m": {"id": "m", "message": message, "parent": None, "children": []}}
+    file.write_text(json.dumps([{"title": "t", "mapping": mapping, "current_node": "m"}]), encoding="utf-8")
+    (conversation,) = read_transcripts(file)
+    assert conversation.times_s == (None,)

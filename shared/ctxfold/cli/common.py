@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -167,6 +167,17 @@ def within(*, as_json: bool = False) -> Generator[None, None, None]:
         raise typer.Exit(next((code for kind, code in CODES if isinstance(error, kind)), 1)) from None
 
 
+def _is_store(path: Path) -> bool:
+    """Tells whether a SQLite file has ctxfold's tables; opening it as a store would make them in somebody else's."""
+    import sqlite3  # not for commands without a store
+
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        try:
+            return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'ctxfold_meta'").fetchone() is not None
+        except sqlite3.DatabaseError:
+            return True  # damaged, locked or no database: the store says which, and writes nothing
+
+
 @contextmanager
 def opened(url: str, *, new: bool = False) -> Generator[Store, None, None]:
     """Opens a store; raises ConfigError for a file that does not exist, unless `new` allows to make it."""
@@ -176,6 +187,8 @@ def opened(url: str, *, new: bool = False) -> Generator[Store, None, None]:
         raise ConfigError("a store in memory ends with its process: give a file or a server")
     if address.startswith("sqlite") and not new and not Path(path).is_file():
         raise ConfigError(f"there is no store file {path!r} in {Path.cwd()}: check --store, or run its program first")
+    if address.startswith("sqlite") and not new and not _is_store(Path(path)):
+        raise ConfigError(f"{path!r} is a file of another program, or empty: check --store (nothing was written to it)")
     store = open_store(address)
     try:
         yield store

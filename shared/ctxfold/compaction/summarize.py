@@ -157,12 +157,7 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
     most that the state of an agent's work may take.
     """
     # sections leave without a summary
-    messages = [
-        e if (named := with_media_named(e.message, e.number)) is e.message else replace(e, message=named)
-        for e in covered
-        if e.message.kind != "section"
-    ]
-    messages = with_calls(messages)
+    messages = with_calls([_media_named(e) for e in covered if e.message.kind != "section"])
     entries = [part for e in messages for part in _split_summary(e)]
     source_tokens = sum(e.tokens for e in messages)
     limit = summary_limit(source_tokens, rules) - (0 if lead else counter.count_text(HEADING) + 2)
@@ -202,6 +197,11 @@ def summarize(  # noqa: PLR0913 - one keyword per independent setting
         except SummarizationFailedError as error:
             task.problems.append(f"extractive: {error}")
     return _note(task)
+
+
+def _media_named(entry: Entry) -> Entry:
+    named = with_media_named(entry.message, entry.number)
+    return entry if named is entry.message else replace(entry, message=named)
 
 
 def _take_state(task: _Task, messages: Sequence[Entry], most_tokens: int) -> Flow[None]:

@@ -114,7 +114,6 @@ class WindowFitter:
         optional = [s for s in sections if not s.required]
         texts: list[str] = []
         found = NOTHING_FOUND
-        hidden: tuple[int, ...] = ()
         if required:
             newest = stage.view.newest_user()
             asked = new_question or (newest.message if newest else user("", id=_question_id(session)))
@@ -132,6 +131,7 @@ class WindowFitter:
             stage = yield from self._fitted(
                 session, stage, overhead_tokens, reply_tokens=reply_tokens, may_compact=may_compact
             )
+        fitted = stage.view
         if recall and (to_answer := new_question or newest_question(stage.view)) is not None:
             other_tokens = overhead_tokens + (0 if texts else FRAME_TOKENS)
             reserved_tokens = sum(int(s.share_ratio * rules.budget_tokens) for s in optional)
@@ -139,16 +139,13 @@ class WindowFitter:
             view, found = yield from self.passages.fit(
                 session, stage, to_answer, room_tokens - reserved_tokens, whole_tail=whole_tail
             )
-            if view is not stage.view:
-                shown = {e.seq for e in view.live}
-                hidden = tuple(e.number for e in stage.view.live if e.seq not in shown)
             stage = replace(stage, view=view)
             texts.append(found.text)
             if optional:
                 room_tokens = rules.budget_tokens - stage.view.tokens - other_tokens - count(found.text)
                 texts.append((yield from self._section_text(session, stage, optional, to_answer, room_tokens)))
         recalled = "\n\n".join(t for t in texts if t)
-        return Window(without_repeated_prompts(stage.view), recalled, found.numbers, hidden)
+        return Window(without_repeated_prompts(stage.view), recalled, found.numbers, _gave_way(fitted, stage.view))
 
     def note_window(
         self, session: Session, window: Window, tools_tokens: int, turn_id: str | None = None
@@ -479,6 +476,12 @@ def _new_question(session: Session, view: View, question: str) -> Message | None
     if newest is not None and newest.text == question:
         return None
     return user(question, id=_question_id(session))
+
+
+def _gave_way(before: View, after: View) -> tuple[int, ...]:
+    """Returns the numbers of the live messages that a view no longer has."""
+    shown = {e.seq for e in (before if before is after else after).live}
+    return tuple(e.number for e in before.live if e.seq not in shown)
 
 
 def _question_id(session: Session) -> str:

@@ -273,16 +273,17 @@ def policy_for(
 
 def kept(keep: float | Amount, budget_tokens: int) -> dict[str, object]:
     """Returns the settings for the newest messages that `keep` names: a number of them, their tokens, or their share."""
-    match keep:
-        case int() | ("messages", int()):
-            return {"keep_last": keep if isinstance(keep, int) else keep[1]}
-        case float() | ("fraction", float()):
-            return {"keep_last": 1, "tail_ratio": keep if isinstance(keep, float) else keep[1]}
-        case ("tokens", int() as tokens):
-            return {"keep_last": 1, "tail_ratio": tokens / budget_tokens}
-        case _:
-            shapes = "4, ('messages', 4), ('tokens', 1_000) or ('fraction', 0.2)"
-            raise ConfigError(f"keep is {repr(keep)[:80]}: give the newest messages that stay as {shapes}")
+    usual = "fraction" if isinstance(keep, float) else "messages"
+    kind, amount = keep if isinstance(keep, tuple | list) and len(keep) == 2 else (usual, keep)
+    if kind == "messages" and type(amount) is int and amount > 0:
+        return {"keep_last": amount}
+    share = amount if kind == "fraction" else amount / budget_tokens if kind == "tokens" and type(amount) is int else 0
+    if type(share) is float and 0 < share < 1:
+        return {"keep_last": 1, "tail_ratio": share}
+    shapes = "4, ('messages', 4), ('tokens', 1_000) or ('fraction', 0.2)"
+    raise ConfigError(
+        f"keep is {repr(keep)[:80]}: give the newest messages that stay as {shapes}, less than the budget of {budget_tokens} tokens"
+    )
 
 
 def _summary_tokens(budget_tokens: int) -> int:

@@ -126,7 +126,7 @@ def _from_amounts(value: Any) -> Any:
     match value:
         case float():
             return {"kind": "ratio", "at": value}
-        case ("fraction" | "ratio" | "tokens" | "messages" | "turns" as kind, amount):
+        case ("fraction" | "ratio" | "tokens" | "messages" | "turns" as kind, amount) if type(amount) in (int, float):
             return {"kind": "ratio" if kind == "fraction" else kind, "at": amount}
         case [*clauses] if isinstance(value, list):  # any of them
             return {"kind": "any", "triggers": clauses}

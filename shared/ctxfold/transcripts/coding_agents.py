@@ -88,7 +88,9 @@ def claude_code(values: Numbered) -> Iterator[Conversation]:
     said = [u for u, (_, line) in lines.items() if line["type"] in ("user", "assistant") and not _injected(line)]
     # notes and late results hang beside what was said last
     leaves = [uuid for uuid in said if not any(block.get("type") == "tool_result" for block in _blocks(lines[uuid][1]))]
-    branch = _claude_branch(path_to(next(reversed(leaves or [*parents]), None), parents), lines)
+    leaf = next(reversed(leaves or [*parents]), None)
+    with numbered(lines[leaf][0] if leaf in lines else 1, "claude-code"):
+        branch = _claude_branch(path_to(leaf, parents), lines)
     builder.branches = branches_beside(branch, parents, said)
     for uuid, (number, line) in lines.items():
         with numbered(number, "claude-code"):

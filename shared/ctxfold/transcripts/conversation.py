@@ -42,6 +42,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+_YEAR_10000 = 253_402_300_800  # in Unix time
 _TEXT_KEYS = words("body content input message output parts prompt reasoning text thinking transcript value")
 
 
@@ -71,7 +72,10 @@ def numbered(place: int, form: str) -> Generator[None, None, None]:
     except ImportLineError:
         raise
     except (CtxError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        problem = str(error) if isinstance(error, CtxError) else f"it cannot be read ({error!r})"
+        lacks = (
+            f"it has no field {error.args[0]!r}" if isinstance(error, KeyError) else f"it cannot be read ({error!r})"
+        )
+        problem = str(error) if isinstance(error, CtxError) else lacks
         unit = getattr(place, "unit", "line")
         raise ImportLineError(place, f"it resembles {form}, but {problem}", unit) from error
 
@@ -130,7 +134,8 @@ def seconds(value: object) -> float | None:
     """Returns the Unix time that a number (seconds, milliseconds, nanoseconds) or an ISO text names; None for anything else."""
     with suppress(ValueError):
         number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
-        return number / (1e9 if number > 1e16 else 1e3 if number > 1e11 else 1) if number > 0 else None
+        number /= 1e9 if number > 1e16 else 1e3 if number > 1e11 else 1
+        return number if 0 < number < _YEAR_10000 else None
     with suppress(ValueError):
         moment = datetime.fromisoformat(as_text(value))
         return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
