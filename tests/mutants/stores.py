@@ -225,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "stores/valkey.py",
+        "stores/valkey_server.py",
         (
             "valkey_writes_over_another_worker",
             "if (redis.call('GET', key) or '') ~= take() then return 0 end",
@@ -237,12 +237,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "if redis.call('HEXISTS', key, take()) == 1 then return 0 end",
             "take()",
             "stores/test_valkey.py::TestValkey",
-        ),
-        (
-            "valkey_gives_a_held_lease_away",
-            "if holder ~= ARGV[2] and tonumber(until_s) > now then return 0 end",
-            "if holder ~= ARGV[2] and tonumber(until_s) < now then return 0 end",
-            "stores/test_valkey.py::TestValkey::test_a_lease_has_one_holder",
         ),
         (
             "valkey_takes_a_write_that_no_replica_has",
@@ -262,9 +256,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "except errors.MovedError as error:",
             "stores/test_valkey.py::test_a_cluster_without_a_node_that_answers_is_named",
         ),
+    ),
+    *of(
+        "stores/valkey.py",
+        (
+            "valkey_gives_a_held_lease_away",
+            "if holder ~= ARGV[2] and tonumber(until_s) > now then return 0 end",
+            "if holder ~= ARGV[2] and tonumber(until_s) < now then return 0 end",
+            "stores/test_valkey.py::TestValkey::test_a_lease_has_one_holder",
+        ),
         (
             "valkey_keeps_the_vectors_of_erased_messages",
-            '            batch.add("HDEL", _vectors(key, name.decode()), seqs)\n',
+            '            batch.add("HDEL", vectors_key(key, name.decode()), seqs)\n',
             "            del name\n",
             "stores/test_valkey.py::TestValkey::test_erasure_removes_vectors_for_good",
         ),

@@ -12,7 +12,7 @@ import redis
 from ctxfold import AgentContext, ConfigError, assistant, user
 from ctxfold.errors import StoreUnavailableError
 from ctxfold.history.records import Draft, MessageAdded, SessionKey
-from ctxfold.stores import valkey
+from ctxfold.stores import valkey_server
 from ctxfold.stores.valkey import ValkeyStore
 from ctxfold.testing.store_suite import StoreSuite
 from ctxfold.tokens.text import RatioCounter
@@ -165,7 +165,7 @@ def test_an_appends_lost_answer_does_not_double_it(one_server: int) -> None:
 
 
 def test_a_server_that_never_answered_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(valkey, "_FIRST_S", 0.1)
+    monkeypatch.setattr(valkey_server, "_FIRST_S", 0.1)
     with ValkeyStore(f"valkey://127.0.0.1:{free_port()}") as store, pytest.raises(StoreUnavailableError):
         store.sessions("ann")
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from ctxfold import AgentContext, Message, assistant, user
-from ctxfold.stores.valkey import ValkeyStore
+from ctxfold.stores.valkey_server import ValkeyServer
 from ctxfold.tokens.text import RatioCounter
 from tests.stores.valkey_server import free_port, server
 
@@ -37,9 +37,9 @@ def killed_at(url: str, place: int, file: Path) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    calls, run = 0, ValkeyStore.run
+    calls, run = 0, ValkeyServer.run
 
-    def counted(self: ValkeyStore, *args: object, **options: object) -> object:
+    def counted(self: ValkeyServer, *args: object, **options: object) -> object:
         nonlocal calls
         calls += 1
         if 2 * calls == place:
@@ -50,7 +50,7 @@ def killed_at(url: str, place: int, file: Path) -> int:
         return found
 
     try:
-        ValkeyStore.run = counted  # type: ignore[method-assign, assignment]
+        ValkeyServer.run = counted  # type: ignore[method-assign, assignment]
         with file.open("a", buffering=1) as acknowledged:
             told(url, lambda number: print(number, file=acknowledged) or acknowledged.flush())  # type: ignore[func-returns-value]
         os._exit(0)

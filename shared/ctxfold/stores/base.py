@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
@@ -297,6 +298,32 @@ class OwnedItems:
         for heir in {i.superseded_by or "" for i in removed} & self.rows.keys():
             place, item = self.rows[heir]
             self.rows[heir] = (place, replace(item, replaces=""))
+
+
+class ItemsAtOnce(BaseStore):
+    """Derives the methods for memory items of a store that reads all items of an owner at once."""
+
+    @abstractmethod
+    def items_of(self, owner: str) -> OwnedItems:
+        """Returns the items of an owner."""
+
+    @abstractmethod
+    def change_items(self, owner: str, change: Callable[[OwnedItems], T]) -> T:
+        """Stores what `change` makes of the items, in one transaction; it may be called again where others have written."""
+
+    def remember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
+        ready = checked_items(owner, items)
+        return self.change_items(owner, lambda owned: owned.remember(ready)) if ready else ()
+
+    def memories(
+        self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
+    ) -> tuple[MemoryItem, ...]:
+        checked_key(SessionKey(owner, ""))
+        return self.items_of(owner).newest(kinds, newest, everything)
+
+    def forget(self, owner: str, ids: Sequence[str]) -> tuple[MemoryItem, ...]:
+        checked_key(SessionKey(owner, ""))
+        return self.change_items(owner, lambda owned: owned.forget(ids)) if ids else ()
 
 
 def _age(row: tuple[ItemPlace, MemoryItem]) -> tuple[float, str]:

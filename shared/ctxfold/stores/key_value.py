@@ -12,15 +12,13 @@ from itertools import islice
 from typing import ClassVar, Protocol, TypeVar
 
 from ctxfold.errors import HeadMovedError, InvalidTextError, StoreCorruptError, StoreUnavailableError
-from ctxfold.history.memory_items import MemoryItem, Remembered
 from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken, fingerprint
 from ctxfold.protocols import Document, Head, Postings, Rewrite
 from ctxfold.stores.base import (
-    BaseStore,
     Fresh,
+    ItemsAtOnce,
     OwnedItems,
     checked_drafts,
-    checked_items,
     checked_key,
     decode_item,
     encode_item,
@@ -71,7 +69,7 @@ class _State:
     numbered: int = 0
 
 
-class KeyValueStore(BaseStore):
+class KeyValueStore(ItemsAtOnce):
     """A store over any database with transactions that maps byte keys, in order, to byte values.
 
     A subclass implements `transaction` and `disconnect`, and a transaction object with `get`, `put`, `delete` and `scan`.
@@ -228,22 +226,11 @@ class KeyValueStore(BaseStore):
 
     # memory items
 
-    def remember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
-        ready = checked_items(owner, items)
-        return self._change_items(owner, lambda owned: owned.remember(ready)) if ready else ()
-
-    def memories(
-        self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
-    ) -> tuple[MemoryItem, ...]:
-        checked_key(SessionKey(owner, ""))
+    def items_of(self, owner: str) -> OwnedItems:
         with self._begin(write=False) as entries:
-            return _owned(entries, owner).newest(kinds, newest, everything)
+            return _owned(entries, owner)
 
-    def forget(self, owner: str, ids: Sequence[str]) -> tuple[MemoryItem, ...]:
-        checked_key(SessionKey(owner, ""))
-        return self._change_items(owner, lambda owned: owned.forget(ids)) if ids else ()
-
-    def _change_items(self, owner: str, change: Callable[[OwnedItems], T]) -> T:
+    def change_items(self, owner: str, change: Callable[[OwnedItems], T]) -> T:
         with self._begin(write=True) as entries, _changed_items(entries, owner) as owned:
             return change(owned)
 

@@ -9,32 +9,24 @@ from __future__ import annotations
 
 import json
 import random
-import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ctxfold.errors import (
-    ConfigError,
     HeadMovedError,
-    InvalidTextError,
-    MissingExtraError,
     StoreCorruptError,
-    StoreUnavailableError,
 )
-from ctxfold.history.memory_items import MemoryItem, Remembered
 from ctxfold.history.records import Draft, Erased, Record, SessionKey, SnapshotTaken, fingerprint
 from ctxfold.lru import LruCache
 from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
 from ctxfold.stores.base import (
     Fresh,
+    ItemsAtOnce,
     OwnedItems,
     VectorStore,
     checked_drafts,
-    checked_items,
     checked_key,
     decode_item,
     encode_item,
@@ -47,47 +39,22 @@ from ctxfold.stores.base import (
     written_at,
 )
 from ctxfold.stores.leaf_index import Leaf, LeafIndex
-from ctxfold.telemetry import record_retry
+from ctxfold.stores.valkey_server import (
+    PIECE,
+    Batch,
+    Command,
+    ValkeyServer,
+    lease_name,
+    owner_key,
+    session_key,
+    vectors_key,
+)
 
 T = TypeVar("T")
-Command = tuple[Any, ...]  # its name, its key, and its arguments
 
-SCHEMES = {"valkey": "redis", "redis": "redis", "valkeys": "rediss", "rediss": "rediss"}
-# errors that go away: the server is elsewhere, or will be back
-_PASSING = (
-    "ConnectionError",
-    "TimeoutError",
-    "ClusterError",
-    "MovedError",
-    "AskError",
-    "TryAgainError",
-    "ClusterDownError",
-    "ReadOnlyError",
-)
-_PIECE = 1_000  # fields in one command
 _NEXT = 16  # records that are read with a head
-_FIRST_S = 3.0  # how long a server is waited for that has not answered yet: its address may be wrong
 _STATES = 512  # sessions whose heads are remembered
 _KINDS = ("head", "records", "ids", "numbers", "snapshots", "leaves", "places", "erased", "embedders")
-# runs commands where no head has moved and no id is there; an argument names a key by its place
-_COMMIT = """
-local at = 1
-local function take() at = at + 1; return ARGV[at - 1] end
-for _ = 1, tonumber(take()) do
-  local key = KEYS[tonumber(take())]
-  if (redis.call('GET', key) or '') ~= take() then return 0 end
-end
-for _ = 1, tonumber(take()) do
-  local key = KEYS[tonumber(take())]
-  if redis.call('HEXISTS', key, take()) == 1 then return 0 end
-end
-while at <= #ARGV do
-  local command, key, args = take(), KEYS[tonumber(take())], {}
-  for j = 1, tonumber(take()) do args[j] = take() end
-  redis.call(command, key, unpack(args))
-end
-return 1
-"""
 # leaves that cover ranges of keys: for each range which of them, then their first keys and data, each once
 _LEAVES = """
 local ranges, keys, data, place = {}, {}, {}, {}
@@ -151,35 +118,7 @@ class _State:
         return replace(self, raw=json.dumps(fields, separators=(",", ":")).encode())
 
 
-@dataclass(slots=True)
-class _Batch:
-    """Commands that run together, if these keys still have these values and these ids are not in the hash."""
-
-    unchanged: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
-    absent: list[tuple[bytes, str]] = field(default_factory=list[tuple[bytes, str]])
-    commands: list[Command] = field(default_factory=list[Command])
-
-    def add(self, command: str, key: bytes, arguments: Sequence[object] = (), *, each: int = 1) -> None:
-        """Adds a command; its arguments, which come in groups of `each`, are divided among several where they are many."""
-        step = _PIECE * each
-        for at in range(0, len(arguments), step):
-            self.commands.append((command, key, *arguments[at : at + step]))
-
-    def script(self) -> Command:
-        keys = dict.fromkeys([*self.unchanged, *(k for k, _ in self.absent), *(c[1] for c in self.commands)])
-        place = {key: at for at, key in enumerate(keys, 1)}
-        values: list[object] = [len(self.unchanged)]
-        for key, value in self.unchanged.items():
-            values += [place[key], value]
-        values.append(len(self.absent))
-        for key, name in self.absent:
-            values += [place[key], name]
-        for command, key, *arguments in self.commands:
-            values += [command, place[key], len(arguments), *arguments]
-        return ("EVAL", _COMMIT, len(keys), *keys, *values)
-
-
-class ValkeyStore(VectorStore):
+class ValkeyStore(ItemsAtOnce, VectorStore):
     """Keeps sessions on Valkey or Redis, version 7 or newer.
 
     Args:
@@ -193,102 +132,20 @@ class ValkeyStore(VectorStore):
     capabilities = StoreCapabilities(vectors=True)
 
     def __init__(self, url: str, *, wait: int = 0, timeout_s: float = 30.0) -> None:
-        try:
-            import redis.exceptions
-        except ImportError as error:
-            raise MissingExtraError('Valkey and Redis need redis: pip install "ctxfold[redis]"') from error
-        self._timeout_s = timeout_s
-        errors: Any = redis.exceptions
-        try:
-            self._client, self._cluster, self._wait = _connected(url, wait, timeout_s)
-        except (TypeError, ValueError):  # their text may hold a part of the password
-            raise ConfigError("use valkey://host:6379/0, with ?cluster=true, ?sentinel=NAME or ?wait=1") from None
-        except errors.RedisClusterException as error:
-            raise StoreUnavailableError(f"{error} Check the address, or try again.") from error
-        self._name = urlsplit(url).netloc.rpartition("@")[2] + urlsplit(url).path
-        self._passing: tuple[type[Exception], ...] = tuple(getattr(errors, name) for name in _PASSING)
-        self._refused: tuple[type[Exception], ...] = (redis.RedisError, errors.RedisClusterException)
-        self._index = _Index(self)
+        self._server = ValkeyServer(url, wait=wait, timeout_s=timeout_s)
+        self._index = _Index(self._server)
         self._states: LruCache[SessionKey, _State] = LruCache(_STATES)
-        self._lock = threading.Lock()
-        self._closed = self._answered = False
 
     def __repr__(self) -> str:
-        return f"ValkeyStore({self._name!r})"
+        return f"ValkeyStore({self._server.name!r})"
 
     def close(self) -> None:
-        with self._lock:
-            closed, self._closed = self._closed, True
-        if closed:
-            return
-        for node in self._client.get_nodes() if self._cluster else ():
-            if node.redis_connection is not None:
-                node.redis_connection.connection_pool.disconnect()  # closing a cluster's client leaves these open
-        self._client.close()
-
-    # the server
-
-    def run(self, owner: str, commands: Sequence[Command], *, writes: bool = False) -> list[Any]:
-        """Runs commands for keys of one owner in one round trip; what writes may run twice, where an answer was lost."""
-        deadline_s = time.monotonic() + (self._timeout_s if self._answered else min(self._timeout_s, _FIRST_S))
-        for attempt in range(10_000):
-            if self._closed:
-                raise StoreUnavailableError(f"{self!r} is closed: open a new one")
-            try:
-                pipe: Any = self._node(owner).pipeline(transaction=False)
-                for command in commands:
-                    pipe.execute_command(*command)
-                if writes and self._wait:
-                    pipe.execute_command("WAIT", self._wait, int(self._timeout_s * 500))
-                results: list[Any] = pipe.execute()
-            except self._passing as error:
-                if time.monotonic() > deadline_s:
-                    raise StoreUnavailableError(f"cannot use {self._name} ({error}): check it, or retry") from error
-                record_retry("valkey")
-                time.sleep(random.uniform(0.002, 0.01 * 2 ** min(attempt, 5)))
-                self._look_again()
-            except self._refused as error:
-                raise StoreUnavailableError(f"{self._name} refused a command ({error}): try again") from error
-            except UnicodeEncodeError:
-                raise InvalidTextError("an id or term holds a lone surrogate: decode the text properly") from None
-            else:
-                if writes and self._wait and (had := results.pop()) < self._wait:
-                    raise StoreUnavailableError(
-                        f"{had} of {self._wait} replicas of {self._name} have a write: try the same again"
-                    )
-                self._answered = True
-                return results
-        raise AssertionError("unreachable")
-
-    def _node(self, owner: str) -> Any:
-        if not self._cluster:
-            return self._client
-        node = self._client.get_node_from_key(_tag(owner))
-        return self._client.get_redis_connection(node)
-
-    def _look_again(self) -> None:
-        """Has a cluster say again who has which keys."""
-        if self._cluster:
-            with suppress(*self._refused):  # the next try says what is wrong
-                self._client.nodes_manager.initialize()
-
-    def _commit(self, owner: str, batch: _Batch) -> bool:
-        return self.run(owner, [batch.script()], writes=True) == [1]
-
-    def _tries(self, what: str) -> Iterator[int]:
-        """Yields until the caller has written; others may write at the same moment."""
-        deadline_s = time.monotonic() + self._timeout_s
-        for attempt in range(10_000):
-            yield attempt
-            if time.monotonic() > deadline_s:
-                break
-            time.sleep(random.uniform(0, 0.001 * 2 ** min(attempt, 6)))
-        raise StoreUnavailableError(f"{what} was busy for {self._timeout_s:g} s with other workers: raise timeout_s")
+        self._server.close()
 
     # the log
 
     def head(self, key: SessionKey) -> Head | None:
-        (raw,) = self.run(checked_key(key)[0], [("GET", _key(key, "head"))])
+        (raw,) = self._server.run(checked_key(key)[0], [("GET", session_key(key, "head"))])
         state = _State.read(raw)
         return Head(state.seq, state.snapshot) if raw else None
 
@@ -315,19 +172,19 @@ class ValkeyStore(VectorStore):
             and expect in (None, known)
         ):
             # nobody else has written since: one round trip
-            batch = _Batch(absent=[(_key(key, "ids"), item.draft.id) for item in ready])
+            batch = Batch(absent=[(session_key(key, "ids"), item.draft.id) for item in ready])
             records = self._put(batch, key, state, unseen(ready, {}), payloads, documents)
             if records is not None:
                 return records
         names = [item.draft.id for item in ready]
-        for _ in self._tries(f"session {key.session!r}"):
+        for _ in self._server.tries(f"session {key.session!r}"):
             state, there = self._look(key, [*([] if known_id is None else [known_id]), *names])
             if known_id is not None and there.get(known_id, ("", 0))[1] != known:
                 raise erased_meanwhile(key)
             if expect is not None and expect != state.seq and not written_at(ready, there, expect):
                 raise HeadMovedError(expect, state.seq)
             new = unseen(ready, {name: each for name, (each, _) in there.items()})
-            records = self._put(_Batch(), key, state, new, payloads, documents)
+            records = self._put(Batch(), key, state, new, payloads, documents)
             if records is not None:
                 older = self._records(key, known, state.seq)
                 return (*older, *(record for record in records if record.seq > known))
@@ -335,16 +192,16 @@ class ValkeyStore(VectorStore):
 
     def _look(self, key: SessionKey, names: Sequence[str]) -> tuple[_State, dict[str, tuple[str, int]]]:
         """Returns the head, and fingerprint and seq of those records that are there, by id."""
-        pieces = [names[at : at + _PIECE] for at in range(0, len(names), _PIECE)]
-        ids: list[Command] = [("HMGET", _key(key, "ids"), *piece) for piece in pieces]
-        raw, *found = self.run(key.owner, [("GET", _key(key, "head")), *ids])
+        pieces = [names[at : at + PIECE] for at in range(0, len(names), PIECE)]
+        ids: list[Command] = [("HMGET", session_key(key, "ids"), *piece) for piece in pieces]
+        raw, *found = self._server.run(key.owner, [("GET", session_key(key, "head")), *ids])
         rows = zip(names, (row for each in found for row in each), strict=True)
         pairs = {name: row.decode().split(" ") for name, row in rows if row is not None}
         return _State.read(raw), {name: (digest, int(seq)) for name, (digest, seq) in pairs.items()}
 
     def _put(
         self,
-        batch: _Batch,
+        batch: Batch,
         key: SessionKey,
         state: _State,
         new: Sequence[Fresh],
@@ -358,11 +215,11 @@ class ValkeyStore(VectorStore):
         moved, records = _appended(batch, key, state, new, payloads)
         length = moved.length + sum(document.length for document in added)
         moved = replace(moved, documents=moved.documents + len(added), length=length).written()
-        batch.unchanged[_key(key, "head")] = state.raw
-        batch.add("SET", _key(key, "head"), [moved.raw])
+        batch.unchanged[session_key(key, "head")] = state.raw
+        batch.add("SET", session_key(key, "head"), [moved.raw])
         if not state.raw:
-            batch.add("SADD", _owned(key.owner, "sessions"), [key.session])
-        if not self._commit(key.owner, batch):
+            batch.add("SADD", owner_key(key.owner, "sessions"), [key.session])
+        if not self._server.commit(key.owner, batch):
             self._states.pop(key)
             return None
         self._states.put(key, replace(moved, last_id=records[-1].id if records else state.last_id))
@@ -374,8 +231,8 @@ class ValkeyStore(VectorStore):
         guess = range(first, first + _NEXT if upto is None else min(upto + 1, first + _NEXT))
         if not guess:
             return ()
-        raw, rows = self.run(
-            key[0], [("GET", _key(key, "head")), ("HMGET", _key(key, "records"), *guess)]
+        raw, rows = self._server.run(
+            key[0], [("GET", session_key(key, "head")), ("HMGET", session_key(key, "records"), *guess)]
         )  # nearly always, few records are new
         last = _State.read(raw).seq
         records = tuple(_record(seq, row) for seq, row in zip(guess, rows, strict=True) if row and seq <= last)
@@ -389,17 +246,19 @@ class ValkeyStore(VectorStore):
     def find(self, key: SessionKey, ids: Sequence[str]) -> tuple[Record, ...]:
         checked_key(key)
         names = [name for name in ids if "\0" not in name]
-        pieces = [("HMGET", _key(key, "ids"), *names[at : at + _PIECE]) for at in range(0, len(names), _PIECE)]
-        found = [row for each in (self.run(key[0], pieces) if pieces else ()) for row in each if row is not None]
+        pieces = [("HMGET", session_key(key, "ids"), *names[at : at + PIECE]) for at in range(0, len(names), PIECE)]
+        found = [
+            row for each in (self._server.run(key[0], pieces) if pieces else ()) for row in each if row is not None
+        ]
         return self._rows(key, sorted({int(row.rpartition(b" ")[2]) for row in found}))
 
     def numbered(self, key: SessionKey, number: int) -> Record | None:
-        (seq,) = self.run(checked_key(key)[0], [("HGET", _key(key, "numbers"), number)])
+        (seq,) = self._server.run(checked_key(key)[0], [("HGET", session_key(key, "numbers"), number)])
         return None if seq is None else next(iter(self._rows(key, [int(seq)])), None)
 
     def snapshot_before(self, key: SessionKey, seq: int) -> int:
-        command = ("ZREVRANGEBYSCORE", _key(checked_key(key), "snapshots"), f"({seq}", 0, "LIMIT", 0, 1)
-        return int(next(iter(self.run(key[0], [command])[0]), 0))
+        command = ("ZREVRANGEBYSCORE", session_key(checked_key(key), "snapshots"), f"({seq}", 0, "LIMIT", 0, 1)
+        return int(next(iter(self._server.run(key[0], [command])[0]), 0))
 
     def _records(self, key: SessionKey, after: int, upto: int) -> tuple[Record, ...]:
         records = self._rows(key, range(max(after, 0) + 1, upto + 1))
@@ -408,8 +267,8 @@ class ValkeyStore(VectorStore):
         return records
 
     def _rows(self, key: SessionKey, seqs: Sequence[int]) -> tuple[Record, ...]:
-        commands = [("HMGET", _key(key, "records"), *seqs[at : at + _PIECE]) for at in range(0, len(seqs), _PIECE)]
-        rows = [row for each in (self.run(key[0], commands) if commands else ()) for row in each]
+        commands = [("HMGET", session_key(key, "records"), *seqs[at : at + PIECE]) for at in range(0, len(seqs), PIECE)]
+        rows = [row for each in (self._server.run(key[0], commands) if commands else ()) for row in each]
         return tuple(_record(seq, row) for seq, row in zip(seqs, rows, strict=True) if row is not None)
 
     # the search index
@@ -417,7 +276,7 @@ class ValkeyStore(VectorStore):
     def postings(
         self, key: SessionKey, terms: Sequence[str], *, newest: int | None = None, among: Sequence[int] | None = None
     ) -> Postings:
-        (raw,) = self.run(checked_key(key)[0], [("GET", _key(key, "head"))])
+        (raw,) = self._server.run(checked_key(key)[0], [("GET", session_key(key, "head"))])
         state, names = _State.read(raw), list(dict.fromkeys(terms))
         if among is not None:
             hits = self._index.hits_among(None, key, names, among)
@@ -431,76 +290,72 @@ class ValkeyStore(VectorStore):
 
     def lease(self, key: SessionKey, name: str, holder: str, *, now_s: float, ttl_s: float) -> bool:
         checked_key(key)
-        command = ("EVAL", _LEASE, 1, _owned(key[0], "leases"), _lease_name(key, name), holder, ttl_s)
-        return self.run(key[0], [command], writes=True) == [1]
+        command = ("EVAL", _LEASE, 1, owner_key(key[0], "leases"), lease_name(key, name), holder, ttl_s)
+        return self._server.run(key[0], [command], writes=True) == [1]
 
     def release(self, key: SessionKey, name: str, holder: str) -> None:
         checked_key(key)
-        self.run(key[0], [("EVAL", _RELEASE, 1, _owned(key[0], "leases"), _lease_name(key, name), holder)], writes=True)
+        self._server.run(
+            key[0], [("EVAL", _RELEASE, 1, owner_key(key[0], "leases"), lease_name(key, name), holder)], writes=True
+        )
 
     def sessions(self, owner: str) -> tuple[str, ...]:
         checked_key(SessionKey(owner, ""))
-        (names,) = self.run(owner, [("SMEMBERS", _owned(owner, "sessions"))])
+        (names,) = self._server.run(owner, [("SMEMBERS", owner_key(owner, "sessions"))])
         return tuple(sorted(name.decode() for name in names))
 
     def copies(self, key: SessionKey) -> tuple[str, ...]:
         owner, session = checked_key(key)
         names = [session, *(name for name in self.sessions(owner) if name != session)]
-        commands = [("HGET", _key(SessionKey(owner, name), "records"), 1) for name in names]
-        first, *others = (row and json.loads(row)[0] for row in self.run(owner, commands))
+        commands = [("HGET", session_key(SessionKey(owner, name), "records"), 1) for name in names]
+        first, *others = (row and json.loads(row)[0] for row in self._server.run(owner, commands))
         return tuple(name for name, other in zip(names[1:], others, strict=True) if other and other == first)
 
     # vectors
 
     def embedders(self, key: SessionKey) -> dict[str, bytes]:
-        (names,) = self.run(checked_key(key)[0], [("SMEMBERS", _key(key, "embedders"))])
-        marks = self.run(key[0], [("HGET", _vectors(key, name.decode()), 0) for name in names]) if names else ()
+        (names,) = self._server.run(checked_key(key)[0], [("SMEMBERS", session_key(key, "embedders"))])
+        marks = (
+            self._server.run(key[0], [("HGET", vectors_key(key, name.decode()), 0) for name in names]) if names else ()
+        )
         return {name.decode(): mark for name, mark in zip(names, marks, strict=True) if mark is not None}
 
     def vectors(self, key: SessionKey, embedder: str, *, seqs: Sequence[int] | None = None) -> dict[int, bytes]:
-        place = _vectors(checked_key(key), embedder)
+        place = vectors_key(checked_key(key), embedder)
         if seqs is None:
-            (found,) = self.run(key[0], [("HGETALL", place)])
+            (found,) = self._server.run(key[0], [("HGETALL", place)])
             return {int(seq): data for seq, data in found.items() if int(seq)}
         wanted = [seq for seq in dict.fromkeys(seqs) if seq > 0]
-        (values,) = self.run(key[0], [("HMGET", place, *wanted)]) if wanted else ((),)
+        (values,) = self._server.run(key[0], [("HMGET", place, *wanted)]) if wanted else ((),)
         return {seq: data for seq, data in zip(wanted, values, strict=True) if data is not None}
 
     def put_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None:
         checked_key(key)
-        for _ in self._tries(f"session {key[1]!r}") if vectors else ():
-            head, erased = self.run(key[0], [("GET", _key(key, "head")), ("SMISMEMBER", _key(key, "erased"), *vectors)])
+        for _ in self._server.tries(f"session {key[1]!r}") if vectors else ():
+            asked = [("GET", session_key(key, "head")), ("SMISMEMBER", session_key(key, "erased"), *vectors)]
+            head, erased = self._server.run(key[0], asked)
             kept = [row for row, gone in zip(vectors.items(), erased, strict=True) if not gone]
-            batch = _Batch({_key(key, "head"): head or b""})
+            batch = Batch({session_key(key, "head"): head or b""})
             if head is None or not kept:
                 return
-            batch.add("SADD", _key(key, "embedders"), [embedder])
-            batch.add("HSET", _vectors(key, embedder), [value for row in kept for value in row], each=2)
-            if self._commit(key[0], batch):
+            batch.add("SADD", session_key(key, "embedders"), [embedder])
+            batch.add("HSET", vectors_key(key, embedder), [value for row in kept for value in row], each=2)
+            if self._server.commit(key[0], batch):
                 return
 
     def drop_vectors(self, key: SessionKey, embedder: str) -> None:
-        places = [("DEL", _vectors(checked_key(key), embedder)), ("SREM", _key(key, "embedders"), embedder)]
-        self.run(key[0], places, writes=True)
+        places = [("DEL", vectors_key(checked_key(key), embedder)), ("SREM", session_key(key, "embedders"), embedder)]
+        self._server.run(key[0], places, writes=True)
 
     # memory items
 
-    def remember(self, owner: str, items: Sequence[MemoryItem]) -> tuple[Remembered, ...]:
-        ready = checked_items(owner, items)
-        return self._change_items(owner, lambda owned: owned.remember(ready)) if ready else ()
-
-    def memories(
-        self, owner: str, *, kinds: Sequence[str] | None = None, newest: int = 2_000, everything: bool = False
-    ) -> tuple[MemoryItem, ...]:
-        checked_key(SessionKey(owner, ""))
-        return self._items(owner)[1].newest(kinds, newest, everything)
-
-    def forget(self, owner: str, ids: Sequence[str]) -> tuple[MemoryItem, ...]:
-        checked_key(SessionKey(owner, ""))
-        return self._change_items(owner, lambda owned: owned.forget(ids)) if ids else ()
+    def items_of(self, owner: str) -> OwnedItems:
+        return self._items(owner)[1]
 
     def _items(self, owner: str) -> tuple[bytes, OwnedItems]:
-        version, rows = self.run(owner, [("GET", _owned(owner, "version")), ("HVALS", _owned(owner, "items"))])
+        version, rows = self._server.run(
+            owner, [("GET", owner_key(owner, "version")), ("HVALS", owner_key(owner, "items"))]
+        )
         owned = OwnedItems()
         for row in rows:
             place, payload = json.loads(row)
@@ -509,7 +364,7 @@ class ValkeyStore(VectorStore):
         return version or b"", owned
 
     @contextmanager
-    def _changed(self, batch: _Batch, owner: str) -> Generator[OwnedItems]:
+    def _changed(self, batch: Batch, owner: str) -> Generator[OwnedItems]:
         """Loads the items of an owner, and adds the differences to the batch at the end of the block."""
         version, owned = self._items(owner)
         before = dict(owned.rows)
@@ -517,18 +372,18 @@ class ValkeyStore(VectorStore):
         gone = [name for name in before if name not in owned.rows]
         changed = {name: row for name, row in owned.rows.items() if before.get(name) is not row}
         if gone or changed:
-            batch.unchanged[_owned(owner, "version")] = version
-            batch.add("SET", _owned(owner, "version"), [f"{random.getrandbits(64):016x}"])
-        batch.add("HDEL", _owned(owner, "items"), gone)
+            batch.unchanged[owner_key(owner, "version")] = version
+            batch.add("SET", owner_key(owner, "version"), [f"{random.getrandbits(64):016x}"])
+        batch.add("HDEL", owner_key(owner, "items"), gone)
         rows = [(name, json.dumps([place, encode_item(item)])) for name, (place, item) in changed.items()]
-        batch.add("HSET", _owned(owner, "items"), [value for row in rows for value in row], each=2)
+        batch.add("HSET", owner_key(owner, "items"), [value for row in rows for value in row], each=2)
 
-    def _change_items(self, owner: str, change: Callable[[OwnedItems], T]) -> T:
-        for _ in self._tries(f"the memory of owner {owner!r}"):
-            batch = _Batch()
+    def change_items(self, owner: str, change: Callable[[OwnedItems], T]) -> T:
+        for _ in self._server.tries(f"the memory of owner {owner!r}"):
+            batch = Batch()
             with self._changed(batch, owner) as owned:
                 result = change(owned)
-            if not batch.commands or self._commit(owner, batch):
+            if not batch.commands or self._server.commit(owner, batch):
                 return result
         raise AssertionError("unreachable")
 
@@ -538,8 +393,8 @@ class ValkeyStore(VectorStore):
         removed = [SessionKey(*checked_key(key)) for key in gone]
         for owner in sorted({key.owner for key in (*removed, *(change.key for change in rewrites))}):
             mine = [change for change in rewrites if change.key.owner == owner]
-            for _ in self._tries(f"owner {owner!r}"):
-                batch = _Batch()
+            for _ in self._server.tries(f"owner {owner!r}"):
+                batch = Batch()
                 with self._changed(batch, owner) as owned:
                     for change in mine:
                         if self._rewrite(batch, change):
@@ -548,13 +403,13 @@ class ValkeyStore(VectorStore):
                         if key.owner == owner:
                             self._remove(batch, key)
                             owned.drop_session(key.session)
-                if not batch.commands or self._commit(owner, batch):
+                if not batch.commands or self._server.commit(owner, batch):
                     break
             for key in (*removed, *(change.key for change in mine)):
                 self._states.pop(key)
         return True
 
-    def _rewrite(self, batch: _Batch, change: Rewrite) -> bool:
+    def _rewrite(self, batch: Batch, change: Rewrite) -> bool:
         """Rewrites a session for an erasure; False when an earlier attempt did so already."""
         key, fresh = SessionKey(*checked_key(change.key)), checked_drafts(change.drafts)
         state, there = self._look(key, [item.draft.id for item in fresh])
@@ -562,152 +417,110 @@ class ValkeyStore(VectorStore):
             if written_at(fresh, there, change.expect):
                 return False
             raise HeadMovedError(change.expect, state.seq)
-        batch.unchanged[_key(key, "head")] = state.raw
+        batch.unchanged[session_key(key, "head")] = state.raw
         rows = [(record, encoded(record.body, record.id), fingerprint(record.body)) for record in change.records]
         _put_rows(batch, key, rows)
-        batch.add("SADD", _key(key, "erased"), [r.seq for r in change.records if isinstance(r.body, Erased)])
+        batch.add("SADD", session_key(key, "erased"), [r.seq for r in change.records if isinstance(r.body, Erased)])
         seqs = [*(record.seq for record in change.records), *change.unindexed]
-        (embedders,) = self.run(key.owner, [("SMEMBERS", _key(key, "embedders"))])
+        (embedders,) = self._server.run(key.owner, [("SMEMBERS", session_key(key, "embedders"))])
         for name in embedders:
-            batch.add("HDEL", _vectors(key, name.decode()), seqs)
+            batch.add("HDEL", vectors_key(key, name.decode()), seqs)
         unindexed = self._index.hits_among(batch, key, [""], change.unindexed)[""]
         self._index.remove(batch, key, [hit[0] for hit in unindexed])
         moved, _ = _appended(batch, key, state, fresh, {i.draft.id: encoded(i.draft.body, i.draft.id) for i in fresh})
         length = moved.length - sum(hit[2] for hit in unindexed)
         moved = replace(moved, documents=moved.documents - len(unindexed), length=length).written()
-        batch.add("SET", _key(key, "head"), [moved.raw])
+        batch.add("SET", session_key(key, "head"), [moved.raw])
         return True
 
-    def _remove(self, batch: _Batch, key: SessionKey) -> None:
-        leases = _owned(key.owner, "leases")
-        head, embedders, held = self.run(
-            key.owner, [("GET", _key(key, "head")), ("SMEMBERS", _key(key, "embedders")), ("HKEYS", leases)]
+    def _remove(self, batch: Batch, key: SessionKey) -> None:
+        leases = owner_key(key.owner, "leases")
+        head, embedders, held = self._server.run(
+            key.owner,
+            [("GET", session_key(key, "head")), ("SMEMBERS", session_key(key, "embedders")), ("HKEYS", leases)],
         )
-        batch.unchanged[_key(key, "head")] = head or b""
-        places = [*(_key(key, kind) for kind in _KINDS), *(_vectors(key, name.decode()) for name in embedders)]
+        batch.unchanged[session_key(key, "head")] = head or b""
+        places = [
+            *(session_key(key, kind) for kind in _KINDS),
+            *(vectors_key(key, name.decode()) for name in embedders),
+        ]
         batch.commands += [("DEL", place) for place in places]
-        batch.add("SREM", _owned(key.owner, "sessions"), [key.session])
-        batch.add("HDEL", leases, [name for name in held if name.startswith(_lease_name(key, "").encode())])
+        batch.add("SREM", owner_key(key.owner, "sessions"), [key.session])
+        batch.add("HDEL", leases, [name for name in held if name.startswith(lease_name(key, "").encode())])
 
     def erase_owner(self, owner: str) -> bool:
         while names := self.sessions(owner):
             self.erase((), gone=[SessionKey(owner, name) for name in names])
-        self.run(owner, [("DEL", *(_owned(owner, kind) for kind in ("items", "version", "leases")))], writes=True)
+        self._server.run(
+            owner, [("DEL", *(owner_key(owner, kind) for kind in ("items", "version", "leases")))], writes=True
+        )
         return True
 
 
-class _Index(LeafIndex["_Batch | None"]):
+class _Index(LeafIndex[Batch | None]):
     """Leaves are fields of a hash, in the order of a sorted set; what is written goes into a batch."""
 
-    def __init__(self, store: ValkeyStore) -> None:
-        self._store = store
+    def __init__(self, server: ValkeyServer) -> None:
+        self._server = server
 
     def leaves(
-        self, connection: _Batch | None, key: SessionKey, ranges: Sequence[tuple[bytes, bytes]], limit: int
+        self, connection: Batch | None, key: SessionKey, ranges: Sequence[tuple[bytes, bytes]], limit: int
     ) -> list[list[Leaf]]:
         if not ranges:
             return []
         bounds = [bound for each in ranges for bound in each]
-        command = ("EVAL", _LEAVES, 2, _key(key, "places"), _key(key, "leaves"), limit, *bounds)
-        (found,) = self._store.run(key[0], [command])
+        command = ("EVAL", _LEAVES, 2, session_key(key, "places"), session_key(key, "leaves"), limit, *bounds)
+        (found,) = self._server.run(key[0], [command])
         places, keys, data = found
         return [[(keys[at], data[at]) for at in each] for each in places]
 
-    def leaves_of(self, connection: _Batch | None, key: SessionKey, keys: Sequence[bytes]) -> list[Leaf]:
+    def leaves_of(self, connection: Batch | None, key: SessionKey, keys: Sequence[bytes]) -> list[Leaf]:
         found = self.leaves(connection, key, [(k, k) for k in keys], 1)
         return list({leaf[0]: leaf for leaves in found for leaf in leaves}.values())
 
-    def every_leaf(self, connection: _Batch | None, key: SessionKey) -> list[Leaf]:
-        (found,) = self._store.run(key[0], [("HGETALL", _key(key, "leaves"))])
+    def every_leaf(self, connection: Batch | None, key: SessionKey) -> list[Leaf]:
+        (found,) = self._server.run(key[0], [("HGETALL", session_key(key, "leaves"))])
         return list(found.items())
 
-    def put(self, connection: _Batch | None, key: SessionKey, leaves: Sequence[Leaf]) -> None:
+    def put(self, connection: Batch | None, key: SessionKey, leaves: Sequence[Leaf]) -> None:
         assert connection is not None
-        connection.add("HSET", _key(key, "leaves"), [value for leaf in leaves for value in leaf], each=2)
-        connection.add("ZADD", _key(key, "places"), [value for first, _ in leaves for value in (0, first)], each=2)
+        connection.add("HSET", session_key(key, "leaves"), [value for leaf in leaves for value in leaf], each=2)
+        connection.add(
+            "ZADD", session_key(key, "places"), [value for first, _ in leaves for value in (0, first)], each=2
+        )
 
-    def drop(self, connection: _Batch | None, key: SessionKey, first_keys: Sequence[bytes]) -> None:
+    def drop(self, connection: Batch | None, key: SessionKey, first_keys: Sequence[bytes]) -> None:
         assert connection is not None
-        connection.add("HDEL", _key(key, "leaves"), first_keys)
-        connection.add("ZREM", _key(key, "places"), first_keys)
+        connection.add("HDEL", session_key(key, "leaves"), first_keys)
+        connection.add("ZREM", session_key(key, "places"), first_keys)
 
 
 def _appended(
-    batch: _Batch, key: SessionKey, state: _State, new: Sequence[Fresh], payloads: Mapping[str, str]
+    batch: Batch, key: SessionKey, state: _State, new: Sequence[Fresh], payloads: Mapping[str, str]
 ) -> tuple[_State, tuple[Record, ...]]:
     """Adds the rows of new records to the batch; returns the head behind them, and the records."""
     records = tuple(new_records(new, state.seq, state.numbered))
     _put_rows(batch, key, [(r, payloads[r.id], item.fingerprint) for r, item in zip(records, new, strict=True)])
     numbers = [value for r in records if r.number for value in (r.number, r.seq)]
-    batch.add("HSET", _key(key, "numbers"), numbers, each=2)
+    batch.add("HSET", session_key(key, "numbers"), numbers, each=2)
     snapshots = [r.seq for r in records if isinstance(r.body, SnapshotTaken)]
-    batch.add("ZADD", _key(key, "snapshots"), [value for seq in snapshots for value in (seq, seq)], each=2)
+    batch.add("ZADD", session_key(key, "snapshots"), [value for seq in snapshots for value in (seq, seq)], each=2)
     numbered = max((r.number for r in records), default=0) or state.numbered
     snapshot = max(snapshots, default=state.snapshot)
     return replace(state, seq=state.seq + len(records), snapshot=snapshot, numbered=numbered), records
 
 
-def _put_rows(batch: _Batch, key: SessionKey, rows: Iterable[tuple[Record, str, str]]) -> None:
+def _put_rows(batch: Batch, key: SessionKey, rows: Iterable[tuple[Record, str, str]]) -> None:
     records: list[object] = []
     ids: list[object] = []
     for record, payload, digest in rows:
         row = [record.id, record.turn_id, record.at_s, record.number, sealed(record, payload)]
         records += [record.seq, json.dumps(row, separators=(",", ":"))]
         ids += [record.id, f"{digest} {record.seq}"]
-    batch.add("HSET", _key(key, "records"), records, each=2)
-    batch.add("HSET", _key(key, "ids"), ids, each=2)
+    batch.add("HSET", session_key(key, "records"), records, each=2)
+    batch.add("HSET", session_key(key, "ids"), ids, each=2)
 
 
 def _record(seq: int, row: bytes) -> Record:
     record_id, turn_id, at_s, number, payload = json.loads(row)
     return read_record(seq, record_id, turn_id, at_s, payload, number)
-
-
-# names of keys: the parts are quoted, so that ":" and "/" part them
-
-
-def _tag(owner: str) -> bytes:
-    return f"ctxfold:{{{quote(owner, safe='')}}}:".encode()
-
-
-def _owned(owner: str, kind: str) -> bytes:
-    return _tag(owner) + f"/{kind}".encode()
-
-
-def _key(key: SessionKey, kind: str) -> bytes:
-    return _tag(key[0]) + f"{quote(key[1], safe='')}:{kind}".encode()
-
-
-def _lease_name(key: SessionKey, name: str) -> str:
-    return f"{quote(key[1], safe='')}:{name}"
-
-
-def _vectors(key: SessionKey, embedder: str) -> bytes:
-    return _key(key, f"vectors:{quote(embedder, safe='')}")
-
-
-def _connected(url: str, wait: int, timeout_s: float) -> tuple[Any, bool, int]:
-    """Returns a client, whether it is of a cluster, and how many replicas are waited for."""
-    import redis
-
-    untyped: Any = redis
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query))
-    cluster, service = options.pop("cluster", "false") == "true", options.pop("sentinel", "")
-    replicas = options.pop("wait", str(wait))
-    if parts.scheme not in SCHEMES or not replicas.isdecimal() or (cluster and service):
-        raise ValueError("options that contradict each other")
-    plain = urlunsplit(
-        (SCHEMES[parts.scheme], parts.netloc, parts.path, "&".join(f"{k}={v}" for k, v in options.items()), "")
-    )
-    limits: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": min(timeout_s, 5.0)}
-    if service:
-        hosts = [host.rpartition(":") for host in parts.netloc.rpartition("@")[2].split(",")]
-        sentinels = untyped.Sentinel([(host, int(port)) for host, _, port in hosts], **limits)
-        client = sentinels.master_for(service, password=unquote(parts.password or "") or None, **limits)
-    elif cluster:
-        client = untyped.RedisCluster.from_url(plain, **limits)
-    else:
-        client = untyped.Redis.from_url(plain, **limits)
-        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)  # refuses unknown options
-    return client, cluster, int(replicas)
