@@ -29,6 +29,7 @@ from ctxfold.history.records import SessionKey
 from ctxfold.messages import MediaPart, Message, TextPart
 from ctxfold.protocols import ToolSpec
 from tests.io.test_inspector import ATTACK, Reader
+from tests.stores.valkey_server import free_port, server
 from tests.support.driven import context, scripted, tool_round, turns
 
 COMMAND = str(Path(sys.executable).parent / "ctxfold")
@@ -544,3 +545,17 @@ def test_what_a_long_list_leaves_out_is_said(tmp_path: Path) -> None:
         assert "page 20 of 20" in shown
         assert ">#2<" not in shown
         assert "question 0 word" in site.text("/message", session="long", ref="#1")
+
+
+def test_a_store_on_valkey_is_shown_with_all_owners(tmp_path: Path) -> None:
+    port = free_port()
+    with server(tmp_path, port):
+        store = f"valkey://127.0.0.1:{port}/0"
+        lived(store)
+        with served(store) as site:
+            assert "trip" in site.text("/")
+            page = site.text("/session", session="trip")
+            assert "Recalled" in page or "recalled" in page
+        for command in (["sessions"], ["search", "--all", "question"], ["window", "trip"], ["doctor"]):
+            done = subprocess.run([COMMAND, *command, "--store", store], capture_output=True, text=True, timeout=60)
+            assert (done.returncode, done.stderr) == (0, ""), command

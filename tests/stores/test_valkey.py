@@ -38,7 +38,21 @@ def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[int]]
         yield ports
 
 
-class TestValkey(StoreSuite):
+class OwnersToo(StoreSuite):
+    __test__ = False
+
+    def test_the_owners_of_a_store(self, opened: ValkeyStore) -> None:
+        assert opened.owners() == ()
+        for owner in ("ann", "Bö{r}je: x", "*"):
+            opened.append(SessionKey(owner, "s"), [said("a")])
+        assert opened.owners() == ("*", "Bö{r}je: x", "ann")
+        opened.erase_owner("ann")
+        assert opened.owners() == ("*", "Bö{r}je: x")
+
+
+class TestValkey(OwnersToo):
+    __test__ = True
+
     @pytest.fixture
     def place(self, one_server: int) -> Iterator[str]:
         yield f"valkey://127.0.0.1:{one_server}/0"
@@ -49,7 +63,9 @@ class TestValkey(StoreSuite):
         return ValkeyStore(place)
 
 
-class TestValkeyCluster(StoreSuite):
+class TestValkeyCluster(OwnersToo):
+    __test__ = True
+
     @pytest.fixture
     def place(self, three_nodes: list[int]) -> Iterator[str]:
         yield f"valkey://127.0.0.1:{three_nodes[0]}?cluster=true&wait=1"

@@ -304,6 +304,10 @@ class ValkeyStore(ItemsAtOnce, VectorStore):
         (names,) = self._server.run(owner, [("SMEMBERS", owner_key(owner, "sessions"))])
         return tuple(sorted(name.decode() for name in names))
 
+    def owners(self) -> tuple[str, ...]:
+        """Returns the owners that have sessions, sorted: for whoever runs the store, and for no program that serves one of them."""
+        return self._server.owners()
+
     def copies(self, key: SessionKey) -> tuple[str, ...]:
         owner, session = checked_key(key)
         names = [session, *(name for name in self.sessions(owner) if name != session)]

@@ -144,6 +144,14 @@ class ValkeyServer:
                 return results
         raise AssertionError("unreachable")
 
+    def owners(self) -> tuple[str, ...]:
+        """Returns the owners that have sessions, sorted: looks at every key of every node."""
+        try:
+            names = list(self._client.scan_iter(match=owner_key("", "sessions").replace(b"{}", b"{*}"), count=PIECE))
+        except (*self._passing, *self._refused) as error:
+            raise StoreUnavailableError(f"cannot use {self.name} ({error}): check it, or retry") from error
+        return tuple(sorted(unquote(name.partition(b"{")[2].partition(b"}")[0].decode()) for name in names))
+
     def _node(self, owner: str) -> Any:
         if not self._cluster:
             return self._client
