@@ -594,7 +594,8 @@ def load(key: SessionKey, ports: Ports, *, counter: TokenCounter | None = None) 
     ports = ports if counter is None else replace(ports, counter=counter)
     head = yield from StoreCall(Store.head, key)
     state = None if head is None else (yield from _fold_from(key, head.snapshot_seq, frozenset(), ports))
-    if state is None or not state.head:
+    # an erasure under way takes the newest record first
+    if head is None or state is None or not state.head or state.read_upto < head.seq:
         raise SessionNotFoundError(
             f"session {key.session!r} of owner {key.owner!r} does not exist in this store: check the name, or create it"
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from ctxfold import AgentContext, ConfigError, MemoryStore, Retention, SqlStore, assistant, user
 from ctxfold.engine.retention import Pruned, Pruning
 from ctxfold.errors import SessionNotFoundError
-from ctxfold.history.records import Draft, SessionKey
+from ctxfold.history.records import Draft, Record, SessionKey
 from tests.support.driven import call, context, scripted, tool_round
 from tests.support.postgres_schema import fresh_schema
 from tests.support.processes import import_once, start
@@ -284,6 +286,26 @@ def test_an_erasure_of_an_owner_that_ends_between_its_batches_leaves_nothing_in_
             reader.close()
         store.erase_owner("default")
         assert [store.read(SessionKey("default", name)) for name in names] == [()] * len(names)
+
+
+class HalfErased(SqlStore):
+    """Is read while another worker erases the owner: the session is out of sight, and some of its rows are gone."""
+
+    path: Path
+
+    def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
+        head = self.head(key)
+        with closing(sqlite3.connect(self.path)) as other, other:
+            other.execute("DELETE FROM ctxfold_records WHERE seq IN (1, ?)", (head.seq if head else 0,))
+            other.execute("DELETE FROM ctxfold_sessions")
+        return super().read(key, after=after, upto=upto)
+
+
+def test_a_session_that_is_half_erased_is_gone(tmp_path: Path) -> None:
+    with HalfErased(f"sqlite:///{tmp_path / 'half.db'}") as store:
+        store.path = tmp_path / "half.db"
+        with pytest.raises(SessionNotFoundError, match="does not exist"):
+            written(store, "s", turns=3, days_ago=0)
 
 
 def test_writers_meet_an_erasure_of_their_owner(url: str) -> None:

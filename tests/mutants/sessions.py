@@ -158,6 +158,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "state.py",
         (
+            "a_log_that_is_being_erased_is_read",
+            "if head is None or state is None or not state.head or state.read_upto < head.seq:",
+            "if state is None or not state.head:",
+            "erasure/test_retention.py::test_a_session_that_is_half_erased_is_gone",
+        ),
+        (
             "an_earlier_window_has_what_came_later",
             "state = yield from _fold_from(key, at, frozenset(), ports, upto=seq)",
             "state = yield from _fold_from(key, at, frozenset(), ports)",
