@@ -41,6 +41,7 @@ NO_STRACE = "strace cannot run here: how often SQLite syncs was not counted (.ci
 NO_CLUSTER = (
     "PostgreSQL's initdb is not installed: the store was not tried through restarts of a server (.ci/run installs it)"
 )
+NO_HISTORY = "no git history here: the store was not tried beside an older release"
 _NOT_RUN = "PostgreSQL half not run: no server at 127.0.0.1:5432 (user postgres, database test)"
 
 _slow = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
@@ -216,6 +217,6 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     reasons = [text for text in skipped if _NOT_RUN in text]
     if reasons:
         terminalreporter.write_line(f"{_NOT_RUN}; {len(reasons)} tests skipped", yellow=True)
-    for reason in (NO_BROWSER, NO_PGBOUNCER, NO_STRACE, NO_CLUSTER):
+    for reason in (NO_BROWSER, NO_PGBOUNCER, NO_STRACE, NO_CLUSTER, NO_HISTORY):
         if any(reason in text for text in skipped):
             terminalreporter.write_line(reason, yellow=True)

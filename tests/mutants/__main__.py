@@ -33,6 +33,7 @@ Result: TypeAlias = Literal["killed", "survived", "not tried"]
 def _copied(to: Path) -> Path:
     """Copies the tree and compiles it, so that a run compiles only what its mutant changes; returns the folder."""
     shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    (to / ".git").write_text(f"gitdir: {ROOT / '.git'}\n")  # an older release is built from the history
     for name in ("shared", "langchain_ctx", "llamaindex_ctx", "tests/support"):
         compileall.compile_dir(to / name, quiet=2)
     return to

@@ -227,6 +227,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "stores/valkey_server.py",
         (
+            "valkey_keys_have_other_names_than_in_an_older_release",
+            'return f"ctxfold:{{{quote(',
+            'return f"ctxfolds:{{{quote(',
+            "stores/test_two_releases.py::test_either_release_goes_on_from_what_the_other_has_stored",
+        ),
+        (
             "valkey_writes_over_another_worker",
             "if (redis.call('GET', key) or '') ~= take() then return 0 end",
             "take()",
@@ -274,6 +280,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *of(
         "stores/posting_leaves.py",
+        (
+            "leaves_have_another_order_of_bytes_than_in_an_older_release",
+            'struct.Struct(f"<{_CODES[first]}',
+            'struct.Struct(f">{_CODES[first]}',
+            "stores/test_two_releases.py::test_either_release_goes_on_from_what_the_other_has_stored",
+        ),
         (
             "a_leaf_keeps_a_hit_of_a_later_leaf",
             "        if at == len(first_keys) or leaf_key(term, each[-1][0]) < first_keys[at]:",
