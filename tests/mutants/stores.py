@@ -83,6 +83,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "stores/sql_tables.py",
         (
+            "a_server_that_is_away_is_not_waited_for",
+            "again = awaited or (",
+            "again = (",
+            "stores/test_store_failover.py::test_a_server_that_comes_back_is_waited_for",
+        ),
+        (
             "sql_appends_to_another_log",
             '    if known_id is not None and there.get(known_id, ("", 0))[1] != known:',
             "    if known_id is not None and head < known:",
@@ -96,8 +102,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (
             "sql_gives_up_at_the_first_lock",
-            "if attempt == tries or not is_passing(error) or time.monotonic() > deadline_s:",
-            "if attempt == 1 or not is_passing(error) or time.monotonic() > deadline_s:",
+            "again = awaited or (attempt < tries and is_passing(error))",
+            "again = awaited",
             "stores/test_store_faults.py::test_deadlocks_serialization_failures_and_shutdowns_are_retried",
         ),
         (
@@ -157,6 +163,24 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *of(
         "stores/sql_engine.py",
+        (
+            "a_connection_to_a_primary_that_was_is_kept",
+            'or getattr(error, "sqlstate", None) == _READ_ONLY',
+            "or not _READ_ONLY",
+            "stores/test_store_failover.py::test_a_primary_that_becomes_read_only_is_left_for_the_next",
+        ),
+        (
+            "a_time_out_of_the_url_is_overruled",
+            'address.url.query.get("connect_timeout", max(',
+            'address.url.query.get("", max(',
+            "stores/test_store_failover.py::test_parameters_of_libpq_are_not_overruled",
+        ),
+        (
+            "several_hosts_have_one_port",
+            'for host in hosts.split(","))',
+            'for host in hosts.split(",")[-1:])',
+            "stores/test_store_failover.py::test_several_hosts_as_libpq_has_them",
+        ),
         (
             "sqlite_transactions_begin_as_readers",
             'begin = "BEGIN IMMEDIATE"',
@@ -226,6 +250,24 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *of(
         "stores/valkey_server.py",
+        (
+            "valkey_takes_any_database_as_the_first",
+            "and (replicas + database).isdecimal()",
+            "and replicas.isdecimal()",
+            "stores/test_valkey.py::test_a_url_that_cannot_be_meant_is_refused",
+        ),
+        (
+            "valkey_forgets_the_login_of_a_sentinel_url",
+            "login + at + host, database",
+            "host, database",
+            "stores/test_valkey.py::TestValkeySentinels::test_the_owners_of_a_store",
+        ),
+        (
+            "a_primary_that_hangs_takes_all_the_time_there_is",
+            "timeout_s * 0.6",
+            "timeout_s * 6",
+            "stores/test_valkey.py::test_a_writer_behind_sentinels_goes_on_with_the_next_primary",
+        ),
         (
             "valkey_keys_have_other_names_than_in_an_older_release",
             'return f"ctxfold:{{{quote(',

@@ -16,7 +16,17 @@ from typing import Any
 
 import psycopg
 
-__all__ = ["Cluster", "cluster_programs", "pgbouncer", "pgbouncer_program", "started_cluster", "started_replica"]
+__all__ = [
+    "Cluster",
+    "cluster_programs",
+    "free_port",
+    "pgbouncer",
+    "pgbouncer_program",
+    "server_folder",
+    "server_user",
+    "started_cluster",
+    "started_replica",
+]
 
 
 def free_port() -> int:
@@ -25,7 +35,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _server_user() -> dict[str, Any]:
+def server_user() -> dict[str, Any]:
     """Arguments of `subprocess`: PostgreSQL and pgbouncer refuse to run as root."""
     if os.geteuid() == 0:
         return {"user": "postgres", "group": "postgres", "extra_groups": []}
@@ -33,7 +43,8 @@ def _server_user() -> dict[str, Any]:
 
 
 @contextmanager
-def _folder() -> Generator[Path, None, None]:
+def server_folder() -> Generator[Path, None, None]:
+    """A folder that the servers' user may write to."""
     with tempfile.TemporaryDirectory(prefix="ctxfold-server-") as name:
         if os.geteuid() == 0:
             shutil.chown(name, "postgres", "postgres")
@@ -55,7 +66,7 @@ def pgbouncer(
     """
     port = free_port()
     server, database = (5432, "test") if cluster is None else (cluster.port, "postgres")
-    with _folder() as folder:
+    with server_folder() as folder:
         config = folder / "pgbouncer.ini"
         config.write_text(
             "[databases]\n"
@@ -67,7 +78,7 @@ def pgbouncer(
             "server_login_retry = 0.2\n"
         )
         config.chmod(0o644)
-        with subprocess.Popen([program, "-q", str(config)], stderr=subprocess.DEVNULL, **_server_user()) as process:
+        with subprocess.Popen([program, "-q", str(config)], stderr=subprocess.DEVNULL, **server_user()) as process:
             try:
                 url = f"postgresql://postgres@127.0.0.1:{port}/{database}"
                 _wait_for(url, process)
@@ -110,7 +121,7 @@ class Cluster:
     def control(self, *arguments: str) -> None:
         command = [str(self.programs / "pg_ctl"), "-D", str(self.data), "-w", *arguments]
         log = str(self.data.parent / "log")
-        subprocess.run([*command, "-l", log], check=True, capture_output=True, timeout=300, **_server_user())
+        subprocess.run([*command, "-l", log], check=True, capture_output=True, timeout=300, **server_user())
 
     def restart(self, mode: str = "fast") -> None:
         """Restarts the server; the mode "immediate" is a crash with recovery."""
@@ -120,10 +131,10 @@ class Cluster:
 @contextmanager
 def started_cluster(programs: Path) -> Generator[Cluster, None, None]:
     """Initialises and starts a cluster; stops and removes it at the end."""
-    with _folder() as folder:
+    with server_folder() as folder:
         cluster = Cluster(programs, folder / "data", free_port())
         command = [str(programs / "initdb"), "-D", str(cluster.data), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
-        subprocess.run(command, check=True, capture_output=True, timeout=300, **_server_user())
+        subprocess.run(command, check=True, capture_output=True, timeout=300, **server_user())
         with _running(cluster):
             yield cluster
 
@@ -131,7 +142,7 @@ def started_cluster(programs: Path) -> Generator[Cluster, None, None]:
 @contextmanager
 def started_replica(primary: Cluster) -> Generator[Cluster, None, None]:
     """Copies a cluster to one that follows it by streaming and answers queries; stops and removes it at the end."""
-    with _folder() as folder:
+    with server_folder() as folder:
         replica = Cluster(primary.programs, folder / "data", free_port())
         command = [
             str(primary.programs / "pg_basebackup"),
@@ -143,7 +154,7 @@ def started_replica(primary: Cluster) -> Generator[Cluster, None, None]:
             "-c",
             "fast",
         ]
-        subprocess.run(command, check=True, capture_output=True, timeout=300, **_server_user())
+        subprocess.run(command, check=True, capture_output=True, timeout=300, **server_user())
         with _running(replica):
             yield replica
 

@@ -21,8 +21,9 @@ class SqlStore(SqlTables):
     """Keeps logs in `sqlite:///file.db` or `postgresql+psycopg://user:password@host/database`.
 
     Safe across threads, tasks and processes. The constructor connects and creates the tables, and raises StoreError when it
-    cannot. `timeout_s` limits the wait for locks, for a connection and for the server. `sqlite://` is a database in memory,
-    which ends with this object. Async forms run in worker threads.
+    cannot. `timeout_s` limits the wait for locks, for a connection and for the server, also for one that has answered and is
+    away now: `postgresql://user:password@host1,host2/database?target_session_attrs=read-write` finds the next primary. `sqlite://`
+    is a database in memory, which ends with this object. Async forms run in worker threads.
 
     `partitions` (2 to 1024) creates a new PostgreSQL store with that many partitions, by a hash of the owner. It is not needed
     to open an existing store. To partition a store that exists, export its sessions and import them into a new one.

@@ -54,8 +54,11 @@ _OUT_OF_REACH = frozenset(
 _PASSING_STATES = frozenset({"40001", "40P01", "55P03", "25P03"})
 # of a table that another process makes at the same moment: in the catalogue's index, by name, or by the name of its type
 MADE_MEANWHILE = frozenset({"23505", "42P07", "42710"})
-# connection exceptions, bad login, resources, operator intervention, no such database
-_OUT_OF_REACH_STATES = ("08", "28", "53", "57", "3D", "25006")
+# bad login, resources, operator intervention, no such database
+_OUT_OF_REACH_STATES = ("28", "53", "57", "3D")
+_READ_ONLY = "25006"  # of a server that was the primary when the connection was made
+_AWAY_STATES = ("08", "57P", _READ_ONLY)
+_SEVERAL_HOSTS = re.compile(r"(postgres[^:]*://(?:[^/?]*@)?)([^/?@]*,[^/?@]*)(/[^?]*)?\??(.*)", re.S)
 
 
 class Driven(Protocol):
@@ -129,6 +132,9 @@ def parse_url(text: str) -> StoreAddress:
     from sqlalchemy.exc import ArgumentError
 
     try:
+        if several := _SEVERAL_HOSTS.fullmatch(text):  # as libpq has them; SQLAlchemy takes each as an option
+            start, hosts, database, query = several.groups("")
+            text = f"{start}{database}?{query}" + "".join(f"&host={host}" for host in hosts.split(","))
         url = make_url(text)
     except (ArgumentError, ValueError, TypeError, AttributeError):
         # the text itself may hold a password
@@ -277,7 +283,9 @@ def make_engine(address: StoreAddress, *, timeout_s: float, pool_size: int) -> E
     else:
         # psycopg's own 0 means "prepare at once"
         threshold = address.prepare_threshold or None
-        options["connect_args"] = {"connect_timeout": max(2, round(timeout_s)), "prepare_threshold": threshold}
+        hosts = len(address.url.normalized_query.get("host", "1"))  # one after the other
+        wait_s = address.url.query.get("connect_timeout", max(2, round(timeout_s / hosts)))
+        options["connect_args"] = {"connect_timeout": wait_s, "prepare_threshold": threshold}
         options["use_native_hstore"] = False  # it costs a query for each connection
         setup = () if address.proxied else tuple(f"SET {setting}" for setting in _settings(timeout_s))
     if address.in_memory:
@@ -337,7 +345,7 @@ class Connections:
             pool: Any = self.engine.pool
             stays = not kept and kept is self._kept and self._size > 1 and pool.checkedout() < self._size
         except BaseException as error:
-            broken = bool(getattr(connection, "closed", False))
+            broken = bool(getattr(connection, "closed", False)) or getattr(error, "sqlstate", None) == _READ_ONLY
             try:
                 connection.rollback()
             except failures:
@@ -415,6 +423,14 @@ def is_passing(error: Exception) -> bool:
     return getattr(error, "sqlstate", None) in _PASSING_STATES
 
 
+def is_away(error: Exception) -> bool:
+    """Returns True when the server cannot be reached now, or is no primary any more: another may be in its place soon."""
+    state = getattr(error, "sqlstate", "")
+    if state is None:  # of the driver
+        return type(error).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
+    return isinstance(error, Dropped) or str(state).startswith(_AWAY_STATES)
+
+
 def translated(error: Exception, address: StoreAddress, timeout_s: float) -> StoreError:
     """Returns the StoreError for an error of the driver or the pool."""
     from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -438,8 +454,7 @@ def translated(error: Exception, address: StoreAddress, timeout_s: float) -> Sto
         return StoreUnavailableError(
             f"{address.name} cancelled a statement ({reason}): try again, or raise the server's statement_timeout"
         )
-    is_unreachable = not state and type(error).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
-    if is_unreachable or isinstance(error, Dropped) or state.startswith(_OUT_OF_REACH_STATES):
+    if is_away(error) or state.startswith(_OUT_OF_REACH_STATES):
         return StoreUnavailableError(f"cannot reach {address.name} ({reason}): check server, address and login")
     return StoreError(f"{address.name} refused a statement ({reason}): nothing was written")
 

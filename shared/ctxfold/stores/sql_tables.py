@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
 from ctxfold.errors import HeadMovedError, InvalidTextError, StoreUnavailableError
@@ -33,6 +34,7 @@ from ctxfold.stores.sql_engine import (
     Driven,
     Dropped,
     StoreAddress,
+    is_away,
     is_passing,
     make_engine,
     transaction,
@@ -175,10 +177,10 @@ class SqlTables(VectorStore):
             )
 
     def _tried(self, work: Callable[[Driven], T], *, alone: bool) -> T:
-        """Runs the work on a pooled connection, and retries it after a lock or a dropped connection."""
+        """Runs the work on a pooled connection, and retries it after a lock, a dropped connection, or while a server is away."""
         deadline_s = time.monotonic() + self._timeout_s
         tries = _TRIES_TO_SERIALIZE if self._address.serializable else self._tries
-        for attempt in range(1, tries + 1):
+        for attempt in count(1):
             try:
                 with self._alone if alone else self._unqueued:
                     file = self._file
@@ -191,7 +193,10 @@ class SqlTables(VectorStore):
                         )
                     return result
             except (*self._failures, UnicodeDecodeError) as error:
-                if attempt == tries or not is_passing(error) or time.monotonic() > deadline_s:
+                # one that has never answered may not be there at all
+                awaited = self._ready and not (self._closed or self._address.sqlite) and is_away(error)
+                again = awaited or (attempt < tries and is_passing(error))
+                if not again or time.monotonic() > deadline_s:
                     raise translated(error, self._address, self._timeout_s) from None
             except UnicodeEncodeError:
                 raise InvalidTextError("an id or term holds a lone surrogate: decode the text properly") from None
