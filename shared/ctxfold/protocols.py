@@ -291,12 +291,14 @@ class Postings:
     """The figures that BM25 needs for one query.
 
     `documents` and `total_length` give the size of the archive. `by_term` holds for each term the hits (seq, occurrences of the
-    term, length of the document), in order of seq.
+    term, length of the document), in order of seq. `numbered` counts the session's records that have a number: where there are as
+    many documents, nothing is outside of the archive.
     """
 
     documents: int
     total_length: int
     by_term: Mapping[str, tuple[tuple[int, int, int], ...]]
+    numbered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +381,9 @@ class Store(ItemStore, Protocol):
         expect: int | None = None,
         documents: Sequence[Document] = (),
         known_id: str | None = None,
-    ) -> tuple[Record, ...]: ...
+    ) -> tuple[Record, ...]:
+        """The async form of `append`. After a cancellation the records may or may not be stored: read the head again."""
+        ...
 
     @abstractmethod
     def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:

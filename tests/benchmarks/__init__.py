@@ -14,6 +14,7 @@ BENCHMARKS = (
     "agents_50",
     "hostile_text",
     "excerpts",
+    "pages",
 )
 # over public conversations, or servers of their own: see README.md
 SHOWS = (

@@ -351,6 +351,19 @@ def test_every_command_on_the_page_works(store: str, tmp_path: Path, monkeypatch
 # the installed command
 
 
+def test_a_reader_that_goes_ends_a_command_quietly(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/long.db"
+    with AgentContext(store=url, context_window=100_000) as ctx:
+        ctx.add([user(f"{n} {'word ' * 200}", id=str(n)) for n in range(300)])
+    command = [Path(sys.executable).parent / "ctxfold", "window", "default", "--store", url, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "{\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
 def installed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = Path(sys.executable).parent / "ctxfold"
     return subprocess.run(

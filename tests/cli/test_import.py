@@ -37,14 +37,15 @@ def test_what_was_imported_is_found(ctxfold: Run, tmp_path: Path, sample: Sample
 def test_several_conversations_are_several_sessions(ctxfold: Run, tmp_path: Path) -> None:
     file = tmp_path / "conversations.json"
     file.write_text(CHATGPT_TREE.text, encoding="utf-8")
-    lacking = ctxfold("import", "chats", str(file))
-    assert (lacking.code, "give --context-window" in lacking.err) == (2, True)
-    done = ctxfold("import", "chats", str(file), *WINDOW)
+    done = ctxfold("import", "chats", str(file))
     assert done.out == (
         "4 messages into 2 sessions, chats/... (chatgpt)\nleft out: 1 other branches; 2 hidden messages of the program\n"
     )
     names = [row["session"] for row in ctxfold("sessions", "--json").json]
     assert {"chats/Bread b2-bread", "chats/Rye a1b2-rye"} <= set(names)
+    assert ctxfold("window", "chats/Bread b2-bread", "--json").json["context_window"] == 128_000
+    lacking = ctxfold("import", "chats", str(tmp_path / "conversation.json"))
+    assert (lacking.code, "does not exist" in lacking.err) == (2, True)
     assert "2023-11-14" in ctxfold("search", "--all", "salt flour").out
     assert "salt" not in ctxfold("search", "--all", "salt", "--since", "30d").out, "messages keep their times"
 

@@ -458,7 +458,7 @@ OWNER_COMMANDS = {
     "undo": ["t"],
     "fork": ["t", "u"],
     "export": ["t", "out.jsonl"],
-    "import": ["t", "out.jsonl"],
+    "import": ["t", "chat.db"],
     "erase": ["--all", "--yes"],
     "prune": ["--max-messages", "1", "--yes"],
     "mcp": [],

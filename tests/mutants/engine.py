@@ -944,6 +944,18 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "engine/archive.py",
         (
+            "a_search_reads_sessions_that_are_in_the_index",
+            "return archive is not None and 0 < archive.numbered <= archive.documents",
+            "return False",
+            "transcripts/test_readers.py::test_a_search_reads_no_log_of_an_imported_session",
+        ),
+        (
+            "a_search_leaves_out_messages_that_are_in_no_index",
+            "return archive is not None and 0 < archive.numbered <= archive.documents",
+            "return archive is not None",
+            "retrieval/test_owner_search.py::test_the_ranking_is_that_of_one_index",
+        ),
+        (
             "a_fork_keeps_what_was_erased_meanwhile",
             "if session.erasures == erasures:",
             "if session.erasures >= erasures:",

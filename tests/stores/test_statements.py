@@ -28,7 +28,7 @@ LONG, SHORT = SessionKey("ann", "long"), SessionKey("ann", "short")
 BY_OWNER = {
     "the owner's sessions are listed": (
         "SELECT session FROM ctxfold_sessions",
-        "SELECT session, documents, total_length FROM ctxfold_sessions",
+        "SELECT session, documents, total_length, numbered FROM ctxfold_sessions",
     ),
     "a search over all sessions of the owner": (
         "SELECT t.session, t.data FROM ctxfold_sessions",

@@ -8,8 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from ctxfold import ConfigError, MediaPart, ReasoningPart, TextPart, ToolCallPart, ToolResultPart
+from ctxfold import (
+    AgentContext,
+    ConfigError,
+    MediaPart,
+    MemoryStore,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    user,
+)
 from ctxfold.errors import ImportLineError, MessageConflictError
+from ctxfold.history.records import Record, SessionKey
 from ctxfold.transcripts.conversation import Conversation
 from ctxfold.transcripts.reading import read_transcripts, transcript_format
 from tests.support.driven import context
@@ -91,6 +102,38 @@ def test_each_sample_goes_into_a_session_at_its_times(sample: Sample, tmp_path: 
             entries = ctx.view()
             known = [t for t in conversation.times_s if t is not None]
             assert [e.at_s for e in entries][: len(known)] == known, number
+
+
+class CountingStore(MemoryStore):
+    reads = 0
+
+    def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
+        self.reads += 1
+        return super().read(key, after=after, upto=upto)
+
+
+def test_a_search_reads_no_log_of_an_imported_session(tmp_path: Path) -> None:
+    """It finds the same as where the messages were added, also when the session goes on."""
+    store = CountingStore()
+    texts = (CHATGPT_TREE.text, CLAUDE_PARALLEL.text, VERCEL.text)
+    found = [c for n, text in enumerate(texts) for c in read_transcripts(written(tmp_path, text, str(n))) if c.messages]
+    with context(store=store, context_window=100_000) as ctx, context(context_window=100_000) as plain:
+        for number, conversation in enumerate(found):
+            ctx.at(f"s{number}").files.import_conversation(conversation)
+            plain.at(f"s{number}").add(conversation.messages)
+        words = " ".join(m.text for c in found for m in c.messages).split()
+
+        def asked(each: AgentContext) -> list[tuple[str, str, float]]:
+            hits = [*each.archive.search_owner(" ".join(words[::3]), 50), *each.at("s0").search(" ".join(words), 50)]
+            return [(hit.session, hit.message_id, round(hit.score, 9)) for hit in hits]
+
+        assert asked(ctx) == asked(plain)
+        store.reads = 0
+        assert ctx.archive.search_owner(" ".join(words), 50)
+        assert store.reads == 1, "the context's own session, which has no message"
+        for each in (ctx, plain):
+            each.at("s0").add([user(f"And this later: {' '.join(words)}", id="later")])
+        assert {name for _, name, _ in asked(ctx)} == {name for _, name, _ in asked(plain)} >= {"later"}
 
 
 def test_times_of_every_kind(tmp_path: Path) -> None:

@@ -159,6 +159,8 @@ def within(*, as_json: bool = False) -> Generator[None, None, None]:
     """Ends the command with a line on stderr and an exit code when ctxfold or a file raises an error, without a traceback."""
     try:
         yield
+    except BrokenPipeError:  # the reader of the output has gone, as `head` does: typer ends quietly
+        raise
     except (CtxError, OSError) as error:
         here = "ctxfold policy SESSION context_window=... raises it"
         text = f"{error}; {here}" if "raise context_window" in str(error) else str(error)

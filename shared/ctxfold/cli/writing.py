@@ -46,6 +46,7 @@ from ctxfold.protocols import Store, UuidIds, Wire
 from ctxfold.session.files import Zone, file_rules, parse_lines
 from ctxfold.transcripts.conversation import Conversation
 
+IMPORTED_WINDOW = 128_000  # tokens, of sessions with conversations of other programs
 Zones = ("all", "window", "immutable", "compressed", "incremental")
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 
@@ -163,7 +164,10 @@ def export(
 def import_(
     name: Name,
     file: Annotated[
-        Path, typer.Argument(help="an export of ctxfold, or what another program wrote; also a zip archive")
+        Path,
+        typer.Argument(
+            exists=True, dir_okay=False, help="an export of ctxfold, or what another program wrote; also a zip archive"
+        ),
     ],
     store: StoreUrl,
     owner: Owner = OWNER,
@@ -176,7 +180,12 @@ def import_(
         ),
     ] = "auto",
     context_window: Annotated[
-        int | None, typer.Option("--context-window", min=1, help="in tokens, for a new session when the file sets none")
+        int | None,
+        typer.Option(
+            "--context-window",
+            min=1,
+            help=f"in tokens, for a new session when the file sets none; {IMPORTED_WINDOW:,} for those of other programs",
+        ),
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="leave out conversations that cannot be read, and name them")
@@ -236,9 +245,8 @@ def _import_transcripts(
             done: dict[str, dict[str, Any]] = {}
             for conversation in conversations(tasks[1], lambda error: None):
                 target = name if count == 1 else _session_name(name, conversation, done)
-                if target not in names and context_window is None:
-                    raise ConfigError(f"session {target!r} is new: give --context-window")
-                rules = {} if context_window is None else {"context_window": context_window}
+                window = context_window or (None if target in names else IMPORTED_WINDOW)
+                rules = {"context_window": window} if window else {}
                 with session_in(place, target, owner, create=target not in names, **rules) as context:
                     try:
                         added = context.files.import_conversation(conversation)

@@ -84,7 +84,8 @@ def search(session: Session, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]
     terms = query_terms(query)
     if not terms or limit < 1:
         return ()
-    documents = yield from live_documents(session.view_of_all())
+    in_full = _in_full((yield from StoreCall(Store.postings, session.key, ())))
+    documents = () if in_full else (yield from live_documents(session.view_of_all()))
     visible = LiveIndex().with_messages((d.seq, d.terms, d.length) for d in documents)
     ranking, weights, _ = yield from ranked(session.key, terms, live_index=visible, probe=PROBE)
     hits: dict[str, Hit] = {}
@@ -99,6 +100,11 @@ def search(session: Session, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]
         if len(hits) >= limit:
             break
     return tuple(hits.values())[:limit]
+
+
+def _in_full(archive: Postings | None) -> bool:
+    """Tells whether every message of a session is in the index."""
+    return archive is not None and 0 < archive.numbered <= archive.documents
 
 
 def live_documents(view: View) -> Flow[tuple[Document, ...]]:
@@ -387,7 +393,7 @@ def search_owner(ports: Ports, owner: str, query: str, scope: SearchScope, *, li
     """Returns the messages of the owner's sessions that match best, best first, visible or compacted.
 
     Terms are weighed over all sessions in scope. An archive is asked with one statement per term where the store has an
-    `OwnerIndex`, else with one call per session; the live messages of each session are read in addition. Exact while no term
+    `OwnerIndex`, else with one call per session; where it lacks messages, the live ones are read in addition. Exact while no term
     occurs in more archived messages than are read of each; of a more frequent one, the newest in each session count.
     """
     limit = whole_number("limit", limit, "give the largest number of results")
@@ -406,7 +412,8 @@ def _searched(ports: Ports, owner: str, terms: Sequence[str], scope: SearchScope
     archives = yield from _archives(ports, owner, names, terms, newest, whole=scope.sessions is None)
     live: dict[str, tuple[Document, ...]] = {}
     for name in names:
-        live[name] = yield from _live(SessionKey(owner, name), ports)
+        in_full = _in_full(archives.get(name))
+        live[name] = () if in_full else (yield from _live(SessionKey(owner, name), ports))
     postings, weights = _joined(names, archives, live, terms, newest)
     ranking = bm25(postings, weights)
     return (yield from _hits(owner, names, ranking, weights, scope, limit))

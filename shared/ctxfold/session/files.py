@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias, cast
 from ctxfold.compaction.tool_outputs import sized
 from ctxfold.connect import LineCodec
 from ctxfold.effects import Call, Flow, StoreCall, async_method, sync_method
-from ctxfold.engine.archive import documents_of
+from ctxfold.engine.archive import documents_of, live_documents
 from ctxfold.engine.engine import Engine
 from ctxfold.engine.known_messages import new_record_ids, open_turn_starts
 from ctxfold.errors import (
@@ -127,7 +127,10 @@ class SessionFiles(SessionPart):
                 f"session {session.key.session!r} has {len(known)} messages of this conversation, which went another way since: "
                 "import it into a new session (nothing was imported)"
             )
-        return (yield from self._add_lines(session, lines))
+        added = yield from self._add_lines(session, lines)
+        # a search over all sessions need not read those that are in the index as a whole
+        yield from session.append((), documents=(yield from live_documents(session.view_of_all())))
+        return added
 
     aimport_conversation = async_method(import_conversation)
 

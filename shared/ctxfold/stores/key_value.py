@@ -191,7 +191,7 @@ class KeyValueStore(ItemsAtOnce):
         with self._begin(write=False) as entries:
             state = _state(entries, key) or _State()
             by_term = {term: _hits(entries, key, indexed_term(term), newest, among) for term in terms}
-        return Postings(state.documents, state.length, by_term)
+        return Postings(state.documents, state.length, by_term, state.numbered)
 
     def sessions(self, owner: str) -> tuple[str, ...]:
         checked_key(SessionKey(owner, ""))

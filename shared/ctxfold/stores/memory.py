@@ -188,7 +188,7 @@ class MemoryStore(VectorStore):
         with self._lock:
             log = self._log(key) or _Log()
             by_term = {term: log.hits(indexed_term(term), newest, among) for term in terms}
-            return Postings(len(log.documents), log.total_length, by_term)
+            return Postings(len(log.documents), log.total_length, by_term, len(log.numbered))
 
     def embedders(self, key: SessionKey) -> Mapping[str, bytes]:
         with self._lock:

@@ -247,7 +247,7 @@ class Statements:
 
     lock: str = f"SELECT head, snapshot_seq, documents, total_length, numbered FROM ctxfold_sessions WHERE {_MINE}"
     head: str = f"SELECT head, snapshot_seq FROM ctxfold_sessions WHERE {_MINE}"
-    archive: str = f"SELECT documents, total_length FROM ctxfold_sessions WHERE {_MINE}"
+    archive: str = f"SELECT documents, total_length, numbered FROM ctxfold_sessions WHERE {_MINE}"
     sessions: str = "SELECT session FROM ctxfold_sessions WHERE owner = ?"
     owners: str = "SELECT DISTINCT owner FROM ctxfold_sessions"
     new_session: str = (
@@ -275,7 +275,7 @@ class Statements:
     )
     fetch_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE} AND seq IN "
     find_in: str = f"SELECT {_COLUMNS} FROM ctxfold_records WHERE {_MINE_C} AND record_id{{c}} IN "
-    owner_archives: str = "SELECT session, documents, total_length FROM ctxfold_sessions WHERE owner = ?"
+    owner_archives: str = "SELECT session, documents, total_length, numbered FROM ctxfold_sessions WHERE owner = ?"
     take_lease: str = (
         "INSERT INTO ctxfold_leases (owner, session, name, holder, until_s) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (owner, session, name) DO UPDATE SET holder = excluded.holder, until_s = excluded.until_s "

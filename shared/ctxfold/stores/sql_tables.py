@@ -304,8 +304,8 @@ class SqlTables(VectorStore):
             return totals, self._index.hits(connection, key, distinct_terms)
 
         totals, by_term = self._read(work)
-        documents, length = (0, 0) if totals is None else (int(totals[0]), int(totals[1]))
-        return Postings(documents, length, {term: by_term[term] for term in terms})
+        documents, length, numbered = (0, 0, 0) if totals is None else map(int, totals)
+        return Postings(documents, length, {term: by_term[term] for term in terms}, numbered)
 
     def owner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]:
         checked_key(SessionKey(owner, ""))
@@ -321,8 +321,9 @@ class SqlTables(VectorStore):
                 int(documents),
                 int(length),
                 {term: by_session.get(str(session), {}).get(term, ()) for term in terms},
+                int(numbered),
             )
-            for session, documents, length in sizes
+            for session, documents, length, numbered in sizes
         }
 
     async def aowner_postings(self, owner: str, terms: Sequence[str], *, newest: int) -> Mapping[str, Postings]:

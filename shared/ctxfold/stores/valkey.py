@@ -284,7 +284,7 @@ class ValkeyStore(ItemsAtOnce, VectorStore):
             hits = self._index.newest_hits(None, key, names, newest)
         else:
             hits = self._index.hits(None, key, names)
-        return Postings(state.documents, state.length, hits)
+        return Postings(state.documents, state.length, hits, state.numbered)
 
     # leases
 
