@@ -143,6 +143,35 @@ def test_a_retry_gets_the_reply_that_is_stored_already(service: Service, stream:
     assert len(service.ids()) == 4
 
 
+@pytest.mark.parametrize("ids", ["c1 c2 c3", "call_a_0 call_b_0 call_c_0"], ids=["given", "made"])
+@pytest.mark.parametrize("added", [False, True])
+def test_each_step_of_a_turn_of_several_rounds_may_run_again(service: Service, added: bool, ids: str) -> None:
+    """As durable workflows do it: a process ends after its reply was stored, and the next one has what the step had.
+
+    The results may be sent, or added by a step of their own. A service that gives its calls no ids has them made.
+    """
+    calls = [call(call_id) for call_id in ids.split()]
+    replies = [assistant("", id="a", calls=calls[:1]), assistant("", id="b", calls=calls[1:])]
+    backend = scripted(*replies, assistant("done", id="z"))
+
+    def step(messages: list[Message]) -> Message:
+        first, again = (service.make(backend, store=service.store, context_window=400).send(messages) for _ in "12")
+        assert again.message.id == first.message.id
+        return again.message
+
+    reply = step([user("why?", id="u")])
+    while reply.tool_calls:
+        # two tools may say the same
+        results = [tool_result(c.id, "found", id=f"{reply.id}.{n}") for n, c in enumerate(reply.tool_calls)]
+        for result in results if added else ():
+            for _ in "12":
+                service.make(store=service.store, context_window=400).add(result)
+        reply = step(results)
+    assert reply.text == "done"
+    assert len(backend.requests) == 3
+    assert service.ids() == ["u", "a", "a.0", "b", "b.0", "b.1", "z"]
+
+
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_retry_gets_its_reply_although_the_conversation_went_on(service: Service, compacted: bool) -> None:
     """Another client has asked meanwhile, and a summary may stand in place of the question and the reply."""

@@ -593,6 +593,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "engine/engine.py",
         (
+            "results_that_were_answered_answer_the_next_call",
+            "m if is_stored(m, chains.get(m.id, ())) else n for m, n in",
+            "n for m, n in",
+            "engine/test_outages.py::test_each_step_of_a_turn_of_several_rounds_may_run_again",
+        ),
+        (
             "who_only_looks_ends_a_turn",
             "if (create or self.ports.backend is not None) and (timed_out := session.timed_out_turns()):",
             "if timed_out := session.timed_out_turns():",
@@ -745,6 +751,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *of(
         "engine/attach.py",
+        (
+            "a_reply_that_calls_tools_is_asked_for_again",
+            "if turn is None else []",
+            "if turn is None and () else []",
+            "engine/test_outages.py::test_each_step_of_a_turn_of_several_rounds_may_run_again",
+        ),
         (
             "an_earlier_state_goes_on_with_the_summary_of_later_replies",
             'm.kind == "message" and m.id in covered for m in added)',

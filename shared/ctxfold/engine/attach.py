@@ -449,10 +449,12 @@ def stored_reply(session: Session, turn_id: str, asked_id: str) -> Flow[Message 
     with session.lock:
         turn = session.state.open.get(turn_id)
         messages = [e.message for e in (turn.entries if turn is not None else session.state.live)]
+        # results that were added by themselves ended their turn: a reply to them that calls tools began another
+        calling = [t.entries[0].message for t in session.state.open.values() if t.entries] if turn is None else []
     if all(m.id != asked_id for m in reversed(messages)):
         # a compaction came after the reply, and the log tells what followed
         messages = [m for m in (yield from whole_conversation(session, turn_id)) if m.visibility != "user"]
-    following = dropwhile(lambda m: m.id != asked_id, messages)
+    following = dropwhile(lambda m: m.id != asked_id, (*messages, *(m for m in calling if m.role == "assistant")))
     reply = next(islice(following, 1, None), None)
     if reply is None or reply.role != "assistant" or reply.kind != "message" or reply.finish_reason == "aborted":
         return None

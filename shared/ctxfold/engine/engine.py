@@ -14,7 +14,13 @@ from ctxfold.compaction.strategy import Strategy
 from ctxfold.compaction.tool_outputs import Sizing, sized
 from ctxfold.effects import LONG_CHARS, Call, Flow, StoreCall, off_loop
 from ctxfold.engine.fit import WindowFitter
-from ctxfold.engine.known_messages import dropped_calls, new_record_ids, open_turn_starts, with_stored_results
+from ctxfold.engine.known_messages import (
+    dropped_calls,
+    is_stored,
+    new_record_ids,
+    open_turn_starts,
+    with_stored_results,
+)
 from ctxfold.engine.request import NO_OPTIONS, Options
 from ctxfold.errors import CtxError, EmptyMessagesError, MessageConflictError, SessionNotFoundError, WindowTooSmallError
 from ctxfold.events import Appended, LossNoticed, MessagesLeftOut, Subscribers, TurnEnded
@@ -283,7 +289,12 @@ class Engine:
 
         `stale` says that others may have written since the session was read.
         """
-        checked: Sequence[Message] = _with_waiting_calls(session, [validated(m) for m in messages], turn_id)
+        given = [validated(m) for m in messages]
+        checked: Sequence[Message] = _with_waiting_calls(session, given, turn_id)
+        if known_ids and (moved := [m.id for m, n in zip(given, checked, strict=True) if m is not n]):
+            # results of an earlier round, sent again after their reply, which calls tools, was stored
+            chains = yield from session.record_chains(moved)
+            checked = [m if is_stored(m, chains.get(m.id, ())) else n for m, n in zip(given, checked, strict=True)]
         yield from self.count_long(checked)
         record_ids = {m.id: f"m:{m.id}" for m in checked}
         if known_ids:

@@ -66,17 +66,22 @@ def _discarded_turns(session: Session, records: Sequence[Record]) -> Flow[frozen
     return frozenset(r.turn_id for r in closings if r.body == TurnClosed("discarded"))
 
 
-def _check_same(session: Session, message: Message, records: Sequence[Record]) -> None:
-    """Raises MessageConflictError unless the message equals one of its stored versions.
+def is_stored(message: Message, records: Sequence[Record]) -> bool:
+    """Returns True where the message equals one of its stored versions: a caller that keeps a list may have an older one."""
+    return content_key(message) in map(content_key, _versions(records))
 
-    A caller that keeps a list of its own may have an older one.
-    """
+
+def _versions(records: Sequence[Record]) -> list[Message]:
     bodies = [r.body for r in records]
-    stored = [b.message for b in bodies if isinstance(b, MessageAdded | MessageInserted | MessageReplaced)]
-    if any(content_key(version) == content_key(message) for version in stored):
+    return [b.message for b in bodies if isinstance(b, MessageAdded | MessageInserted | MessageReplaced)]
+
+
+def _check_same(session: Session, message: Message, records: Sequence[Record]) -> None:
+    """Raises MessageConflictError unless the message equals one of its stored versions."""
+    if is_stored(message, records):
         return
     # sessions of older versions have a malformed call beside the message, and one that was never answered is left out
-    if _without_malformed(message) in map(_without_malformed, stored):
+    if _without_malformed(message) in map(_without_malformed, _versions(records)):
         return
     entry = session.state.entry(message.id)
     if entry is not None and content_key(entry.message) == content_key(message):
