@@ -147,6 +147,13 @@ def test_times_of_every_kind(tmp_path: Path) -> None:
         assert all(found == pytest.approx(at_s, abs=1) for found in conversation.times_s)
 
 
+def test_times_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    text = CHATGPT_TREE.text.replace("1700000000.5", '"yesterday"')
+    conversation = next(read_transcripts(written(tmp_path, text)))
+    assert dict(conversation.left_out) == {**(CHATGPT_TREE.left_out or {}), "times that cannot be read": 2}
+    assert len(conversation.messages) == len(next(read_transcripts(written(tmp_path, CHATGPT_TREE.text))).messages)
+
+
 def test_a_reply_on_several_lines_has_one_usage(tmp_path: Path) -> None:
     conversation = next(read_transcripts(written(tmp_path, CLAUDE_PARALLEL.text)))
     usages = [m.usage for m in conversation.messages if m.usage is not None]

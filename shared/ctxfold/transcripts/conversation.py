@@ -205,8 +205,10 @@ class ConversationBuilder:
     ) -> None:
         """Adds a message, or adds to the one before: parts of one `reply`, an answer behind bare reasoning. `at`: see `seconds`."""
         new = Message(as_text(id), role, tuple(self._named(parts)), None, kind, as_text(model) or None, usage)
+        at_s = seconds(at)
+        self.left_out["times that cannot be read"] += at_s is None and bool(at)
         if role == "tool":
-            self._add_results(new, seconds(at))
+            self._add_results(new, at_s)
             return
         if not new.parts or not says_something(new) or (role == "system" and not new.text.strip()):
             self.left_out["empty messages"] += 1
@@ -219,7 +221,7 @@ class ConversationBuilder:
         if last.role == role == "assistant" and (bare or before == len(self.rows) - 1):
             self.rows[-1] = (replace(new, id=last.id or new.id, parts=(*last.parts, *new.parts)), last_at)
         else:
-            self.rows.append((new, seconds(at)))
+            self.rows.append((new, at_s))
         if reply:
             self._replies[as_text(reply)] = len(self.rows) - 1
 
