@@ -41,7 +41,9 @@ NO_STRACE = "strace cannot run here: how often SQLite syncs was not counted (.ci
 NO_CLUSTER = (
     "PostgreSQL's initdb is not installed: the store was not tried through restarts of a server (.ci/run installs it)"
 )
-NO_HISTORY = "no git history here: the store was not tried beside an older release"
+NO_HISTORY = (
+    "the history of this copy has no older release: the store was not tried beside one (git fetch --unshallow gets it)"
+)
 _NOT_RUN = "PostgreSQL half not run: no server at 127.0.0.1:5432 (user postgres, database test)"
 
 _slow = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
