@@ -44,6 +44,7 @@ NO_CLUSTER = (
 NO_HISTORY = (
     "the history of this copy has no older release: the store was not tried beside one (git fetch --unshallow gets it)"
 )
+NO_RESTATE = "Restate's server is not installed: no turn was killed under it (`make restate` installs it from npm)"
 _NOT_RUN = "PostgreSQL half not run: no server at 127.0.0.1:5432 (user postgres, database test)"
 
 _slow = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
@@ -219,6 +220,6 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     reasons = [text for text in skipped if _NOT_RUN in text]
     if reasons:
         terminalreporter.write_line(f"{_NOT_RUN}; {len(reasons)} tests skipped", yellow=True)
-    for reason in (NO_BROWSER, NO_PGBOUNCER, NO_STRACE, NO_CLUSTER, NO_HISTORY):
+    for reason in (NO_BROWSER, NO_PGBOUNCER, NO_STRACE, NO_CLUSTER, NO_HISTORY, NO_RESTATE):
         if any(reason in text for text in skipped):
             terminalreporter.write_line(reason, yellow=True)

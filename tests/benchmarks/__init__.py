@@ -32,5 +32,6 @@ SHOWS = (
     "conformance",
     "memories",
     "failover",
+    "durable",
     "answers",
 )
