@@ -33,6 +33,7 @@ from ctxfold.validation import check_has, is_a, kind_of, whole_number
 OPENAI = "openai_chat"
 STORES = "sqlite:///file.db, postgresql+psycopg://..., valkey://host:6379/0, memory://, or a Store object"
 VALKEY = frozenset({"valkey", "valkeys", "redis", "rediss"})
+ENCRYPTED, KEYS_VARIABLE = "encrypted+", "CTXFOLD_KEYS"
 MODELS = (
     "give a backend such as OpenAIChatBackend; a model of LangChain goes into langchain_ctx.backend.LangChainBackend, "
     "an LLM of LlamaIndex into llamaindex_ctx.backend.LlamaIndexBackend"
@@ -40,7 +41,9 @@ MODELS = (
 
 if TYPE_CHECKING:
     from ctxfold.backends.http_backend import HttpBackend
+    from ctxfold.stores.encrypted import EncryptedStore
     from ctxfold.stores.memory import MemoryStore
+    from ctxfold.stores.sealing import KeySource
 
 
 def open_store(store: str | Store | None) -> Store:
@@ -50,6 +53,10 @@ def open_store(store: str | Store | None) -> Store:
     if not isinstance(store, str):
         check_store(store)
         return store
+    if store.startswith(ENCRYPTED):
+        if not (keys := os.environ.get(KEYS_VARIABLE)):
+            raise ConfigError(f"an encrypted store needs its keys: name the key file in the variable {KEYS_VARIABLE}")
+        return encrypted(store.removeprefix(ENCRYPTED), keys=keys)
     scheme, colon, _ = store.partition(":")
     if scheme in VALKEY and colon:
         from ctxfold.stores.valkey import ValkeyStore
@@ -62,6 +69,13 @@ def open_store(store: str | Store | None) -> Store:
     from ctxfold.stores.sql import SqlStore
 
     return SqlStore(store)
+
+
+def encrypted(store: str | Store, *, keys: KeySource, hide_names: bool | None = None) -> EncryptedStore:
+    """Returns a store that encrypts what the given one keeps; see `EncryptedStore` for the arguments."""
+    from ctxfold.stores.encrypted import EncryptedStore
+
+    return EncryptedStore(open_store(store), keys=keys, hide_names=hide_names)
 
 
 def check_store(store: str | Store) -> None:

@@ -190,7 +190,7 @@ class StoreCorruptError(StoreError):
 
 
 class StoreFormatError(StoreError):
-    """The store was written by a newer version of ctxfold."""
+    """The store was written by a newer version of ctxfold, or one is encrypted and was opened as plain, or the other way round."""
 
 
 class HeadMovedError(_CarryingError, StoreError):

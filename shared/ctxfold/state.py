@@ -37,7 +37,7 @@ from ctxfold.history.records import (
     TurnClosed,
     TurnStatus,
 )
-from ctxfold.history.snapshot import dump_state, load_state, message_in, parse_snapshot
+from ctxfold.history.snapshot import NEWER_SNAPSHOT, dump_state, load_state, message_in, parse_snapshot
 from ctxfold.history.view import Entry, Prefix, View, WindowTokens
 from ctxfold.index.cache import PassageCache, Vectors, stamp
 from ctxfold.index.terms import indexed_terms, terms
@@ -642,7 +642,7 @@ def _fold_from(
 def _loaded(key: SessionKey, at: int, record: Record, ports: Ports) -> Flow[SessionState]:
     """Returns the state of a snapshot; reads it again when an erasure came between the snapshot and the texts."""
     while True:
-        snapshot = parse_snapshot(record.body.state if isinstance(record.body, SnapshotTaken) else "")
+        snapshot = parse_snapshot(record.body.state if isinstance(record.body, SnapshotTaken) else NEWER_SNAPSHOT)
         texts = yield from StoreCall(Store.fetch, key, snapshot.seqs())
         try:
             return load_state(key, snapshot, texts, at=at, counter_id=ports.counter.id, count=ports.counter.count)

@@ -7,6 +7,7 @@ BENCHMARKS = (
     "streaming",
     "real_prefix",
     "recall_latency",
+    "encryption",
     "agent_run",
     "agent_turn",
     "llamaindex_put_get",

@@ -29,6 +29,22 @@ def test_the_examples_in_order(
     assert "Error" not in printed
 
 
+def test_the_examples_on_encryption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for example in examples(section(page("sessions.md"), "## Encryption")):
+        exec(compile(example, "sessions.md", "exec"), names)
+    names["store"].close()
+    excerpt, *counts = capsys.readouterr().out.split("\n")
+    assert "locker is 47-B" in excerpt
+    assert counts[:2] == ["2", "0"], "the owner's key and the store's own"
+    held = b"".join(path.read_bytes() for path in tmp_path.glob("sealed.db*"))
+    assert b"ctxfold_records" in held
+    assert b"locker" not in held
+
+
 def test_each_example_is_short() -> None:
     for example in EXAMPLES:
         lines = [x for x in example.splitlines() if x.strip() and not x.startswith(("from ", "import "))]

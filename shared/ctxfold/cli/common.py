@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ctxfold.connect import open_store
+from ctxfold.connect import ENCRYPTED, open_store
 from ctxfold.errors import ConfigError, CtxError, StoreError, UnknownRoleError
 from ctxfold.history.prompt_safety import neutral
 from ctxfold.protocols import Store
@@ -185,11 +185,12 @@ def opened(url: str, *, new: bool = False) -> Generator[Store, None, None]:
     """Opens a store; raises ConfigError for a file that does not exist, unless `new` allows to make it."""
     address = url if "://" in url else f"sqlite:///{url}"
     path = address.partition("///")[2].partition("?")[0]
-    if address == "memory://":
+    in_file = address.removeprefix(ENCRYPTED).startswith("sqlite")
+    if address.endswith("memory://"):
         raise ConfigError("a store in memory ends with its process: give a file or a server")
-    if address.startswith("sqlite") and not new and not Path(path).is_file():
+    if in_file and not new and not Path(path).is_file():
         raise ConfigError(f"there is no store file {path!r} in {Path.cwd()}: check --store, or run its program first")
-    if address.startswith("sqlite") and not new and not _is_store(Path(path)):
+    if in_file and not new and not _is_store(Path(path)):
         raise ConfigError(f"{path!r} is a file of another program, or empty: check --store (nothing was written to it)")
     store = open_store(address)
     try:

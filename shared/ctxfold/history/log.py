@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import TypeVar, assert_never
 
+from ctxfold.errors import StoreFormatError
 from ctxfold.history.cuts import Followed, complete_prefix
 from ctxfold.history.records import (
     AMONG_PROMPTS,
@@ -26,6 +27,7 @@ from ctxfold.history.records import (
     PolicyChanged,
     Record,
     Restored,
+    Sealed,
     SessionKey,
     SnapshotTaken,
     TurnClosed,
@@ -253,6 +255,8 @@ class SessionState:
                 pass
             case SnapshotTaken():
                 self.snapshot_seq = record.seq
+            case Sealed():
+                raise StoreFormatError(f"session {self.key.session!r} is encrypted: open its store with encrypted()")
             case _:
                 assert_never(record.body)
 

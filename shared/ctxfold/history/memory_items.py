@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 ItemPlace = tuple[str, str, str]
+# in a text of an encrypted store, parts what two equal texts have in common from the rest; a noncharacter of Unicode
+SEAL = "\ufdd1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,5 +137,10 @@ def _joined(old: MemoryItem, item: MemoryItem) -> MemoryItem:
     return replace(old, sources=sources, confidence=max(old.confidence, item.confidence))
 
 
+def normalised(text: str) -> str:
+    """Returns what two texts have in common that count as the same."""
+    return " ".join(text.partition(SEAL)[0].casefold().split())
+
+
 def _digest(text: str) -> str:
-    return hashlib.sha256(" ".join(text.casefold().split()).encode(errors="surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(normalised(text).encode(errors="surrogatepass")).hexdigest()[:32]

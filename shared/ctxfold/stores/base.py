@@ -378,11 +378,12 @@ def unseen(drafts: Iterable[Fresh], stored: Mapping[str, str]) -> list[Fresh]:
         if known_fingerprint is None:
             new[item.draft.id] = item
         elif known_fingerprint != item.fingerprint:
-            raise MessageConflictError(_conflict(item.draft))
+            raise MessageConflictError(conflict(item.draft))
     return list(new.values())
 
 
-def _conflict(draft: Draft) -> str:
+def conflict(draft: Draft) -> str:
+    """Returns the message of the error for a draft whose id is stored with other content."""
     message = getattr(draft.body, "message", None)
     name = f"message {message.id!r}" if message is not None else f"record {draft.id!r}"
     return (

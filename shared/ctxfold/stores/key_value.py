@@ -12,7 +12,7 @@ from itertools import islice
 from typing import ClassVar, Protocol, TypeVar
 
 from ctxfold.errors import HeadMovedError, InvalidTextError, StoreCorruptError, StoreUnavailableError
-from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken, fingerprint
+from ctxfold.history.records import Draft, Record, SessionKey, fingerprint
 from ctxfold.protocols import Document, Head, Postings, Rewrite
 from ctxfold.stores.base import (
     Fresh,
@@ -356,7 +356,7 @@ def _add(
         if record.number:
             entries.put(_key(_NUMBER, *key, number=record.number), str(record.seq).encode())
             state = replace(state, numbered=record.number)
-        if isinstance(record.body, SnapshotTaken):
+        if record.body.kind == "snapshot_taken":
             entries.put(_key(_SNAPSHOT, *key, number=record.seq), b"")
             state = replace(state, snapshot=record.seq)
     return state

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ctxfold.errors import HeadMovedError, StoreUnavailableError
 from ctxfold.history.memory_items import MemoryItem, Remembered
-from ctxfold.history.records import Draft, Erased, Record, SessionKey, SnapshotTaken, fingerprint
+from ctxfold.history.records import Draft, Record, SessionKey, fingerprint
 from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
 from ctxfold.stores.base import (
     Fresh,
@@ -52,7 +52,7 @@ class _Log:
             self.records.append(record)
             self.seq_by_id[record.id] = record.seq
             self.fingerprints[record.id] = item.fingerprint
-            if isinstance(record.body, SnapshotTaken):
+            if record.body.kind == "snapshot_taken":
                 self.snapshots.append(record.seq)
 
     def rewrite(self, records: Sequence[Record], unindexed: Sequence[int]) -> None:
@@ -204,7 +204,7 @@ class MemoryStore(VectorStore):
     def put_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None:
         with self._lock:
             if (log := self._log(key)) is not None:
-                kept = {0, *(r.seq for r in log.records if not isinstance(r.body, Erased))}
+                kept = {0, *(r.seq for r in log.records if r.body.kind != "erased")}
                 new = {seq: data for seq, data in vectors.items() if seq in kept}
                 log.vectors.setdefault(embedder, {}).update(new)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ctxfold.errors import HeadMovedError, InvalidTextError, StoreUnavailableError
 from ctxfold.history.memory_items import MemoryItem, Remembered
-from ctxfold.history.records import Draft, Record, SessionKey, SnapshotTaken
+from ctxfold.history.records import Draft, Record, SessionKey
 from ctxfold.index.cache import Hit
 from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
 from ctxfold.stores import sql_rows as sql_memory
@@ -253,7 +253,7 @@ class SqlTables(VectorStore):
             if documents:
                 added = self._index.add(connection, key, documents, archived=archived)
             if new or added:
-                snapshot = max((r.seq for r in records if isinstance(r.body, SnapshotTaken)), default=snapshot)
+                snapshot = max((r.seq for r in records if r.body.kind == "snapshot_taken"), default=snapshot)
                 totals = (archived + len(added), length + sum(document.length for document in added))
                 numbered = max((r.number for r in records), default=0) or numbered
                 moved = (head + len(records), snapshot, *totals, numbered, *key)

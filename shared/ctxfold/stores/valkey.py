@@ -18,7 +18,7 @@ from ctxfold.errors import (
     HeadMovedError,
     StoreCorruptError,
 )
-from ctxfold.history.records import Draft, Erased, Record, SessionKey, SnapshotTaken, fingerprint
+from ctxfold.history.records import Draft, Record, SessionKey, fingerprint
 from ctxfold.lru import LruCache
 from ctxfold.protocols import Document, Head, Postings, Rewrite, StoreCapabilities
 from ctxfold.stores.base import (
@@ -424,7 +424,7 @@ class ValkeyStore(ItemsAtOnce, VectorStore):
         batch.unchanged[session_key(key, "head")] = state.raw
         rows = [(record, encoded(record.body, record.id), fingerprint(record.body)) for record in change.records]
         _put_rows(batch, key, rows)
-        batch.add("SADD", session_key(key, "erased"), [r.seq for r in change.records if isinstance(r.body, Erased)])
+        batch.add("SADD", session_key(key, "erased"), [r.seq for r in change.records if r.body.kind == "erased"])
         seqs = [*(record.seq for record in change.records), *change.unindexed]
         (embedders,) = self._server.run(key.owner, [("SMEMBERS", session_key(key, "embedders"))])
         for name in embedders:
@@ -507,7 +507,7 @@ def _appended(
     _put_rows(batch, key, [(r, payloads[r.id], item.fingerprint) for r, item in zip(records, new, strict=True)])
     numbers = [value for r in records if r.number for value in (r.number, r.seq)]
     batch.add("HSET", session_key(key, "numbers"), numbers, each=2)
-    snapshots = [r.seq for r in records if isinstance(r.body, SnapshotTaken)]
+    snapshots = [r.seq for r in records if r.body.kind == "snapshot_taken"]
     batch.add("ZADD", session_key(key, "snapshots"), [value for seq in snapshots for value in (seq, seq)], each=2)
     numbered = max((r.number for r in records), default=0) or state.numbered
     snapshot = max(snapshots, default=state.snapshot)
