@@ -29,6 +29,7 @@ SHOWS = (
     "pruning",
     "faults",
     "scale",
+    "stores",
     "checkpoints",
     "conformance",
     "memories",

@@ -15,14 +15,15 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import count as numbers
 from pathlib import Path
 from statistics import median
 
 import psycopg
 
-from ctxfold import AgentContext, SqlStore, assistant, user
+from ctxfold import AgentContext, SqlStore, Store, assistant, user
+from ctxfold.connect import open_store
 from ctxfold.effects import run as run_flow
 from ctxfold.history.records import Draft, MessageAdded, PolicyChanged, SessionKey
 from ctxfold.index.terms import term_counts
@@ -35,7 +36,20 @@ from tests.stores.servers import Cluster, cluster_programs, started_cluster
 from tests.support.driven import COUNTER
 from tests.support.processes import Ready, import_once, together
 
-__all__ = ["run"]
+__all__ = [
+    "EACH",
+    "LONG",
+    "OWNED",
+    "RULES",
+    "add_long",
+    "archive",
+    "open_bytes",
+    "openings",
+    "run",
+    "session_key",
+    "texts",
+    "turns_of_process",
+]
 
 import_once(__name__)
 
@@ -76,7 +90,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
         for workers in WORKERS:
             tell(f"{workers} processes archive")
             share = written * workers // sum(WORKERS)
-            appends.append(_rates(_append, cluster, workers, first, share // workers, EACH))
+            appends.append(_rates(archive, cluster, workers, first, share // workers, EACH))
             first += share // workers * workers
         sessions = first * COPIES
         beside = long * 9 // 10
@@ -84,24 +98,24 @@ def run(*, quick: bool = False) -> list[Sheet]:
             f"the server copies {first} sessions to {sessions}, and one process adds {beside:,} messages to one session"
         )
         with ThreadPoolExecutor(1) as pool:
-            filled = pool.submit(together, _long, [(cluster.url, 0, beside)])
+            filled = pool.submit(together, add_long, [(cluster.url, 0, beside)])
             _copy(cluster.url, first)
             tell("all are copied")
             filled.result()
         tell(f"the process adds {long - beside:,} more")
-        long_s, _ = together(_long, [(cluster.url, beside, long)])
+        long_s, _ = together(add_long, [(cluster.url, beside, long)])
         tell("turns")
-        turns = [_rates(_turns, cluster, workers, 0, TURNS, 1) for workers in WORKERS]
+        turns = [_rates(turns_of_process, cluster, workers, 0, TURNS, 1) for workers in WORKERS]
         stored = sessions * EACH + long
         tell(f"sizes of {stored:,} messages, before and after a vacuum")
         sizes = _sizes(cluster.url, stored)
         tell("the long session is opened and asked")
-        _, [(opening_ms, first_recall_ms, recall_ms)] = together(_openings, [(cluster.url,)])
+        _, [(opening_ms, first_recall_ms, recall_ms)] = together(openings, [(cluster.url,)])
         questions_ms = _questions(cluster.url)
         opened = min(sessions, 10_000)
         tell(f"{opened:,} sessions are opened")
-        _, [(resident, _)] = together(_open_bytes, [(cluster.url, opened, False)])
-        _, [(_, traced)] = together(_open_bytes, [(cluster.url, min(opened, TRACED), True)])
+        _, [(open_resident, _)] = together(open_bytes, [(cluster.url, opened, False)])
+        _, [(_, traced)] = together(open_bytes, [(cluster.url, min(opened, TRACED), True)])
         _, [long_bytes] = together(_long_bytes, [(cluster.url,)])
         tell("all sessions become one owner's, which is erased")
         erasure = _erasure(cluster.url, stored)
@@ -112,7 +126,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
         ("a question with its recall in the open session, median ms", recall_ms),
         ("of that, the ranking of a question of 8 terms, median ms", questions_ms),
         ("memory of that session after its questions, traced bytes", long_bytes),
-        (f"memory of an open session of {EACH} messages, resident bytes, with {opened:,} open", resident),
+        (f"memory of an open session of {EACH} messages, resident bytes, with {opened:,} open", open_resident),
         (f"the same, traced bytes, with {min(opened, TRACED):,} open", traced),
     ]
     return [
@@ -141,12 +155,12 @@ def run(*, quick: bool = False) -> list[Sheet]:
     ]
 
 
-def _key(session: int) -> SessionKey:
+def session_key(session: int) -> SessionKey:
     return SessionKey(f"owner-{session // OWNED}", f"session-{session:032d}")
 
 
-def _fill(store: SqlStore, key: SessionKey, count: int, *, offset: int) -> None:
-    said = _texts()
+def fill(store: Store, key: SessionKey, count: int, *, offset: int) -> None:
+    said = texts()
     rules = next(r.body for r in store.read(RULES) if isinstance(r.body, PolicyChanged))
     known = store.append(key, [Draft("rules", rules, None, 1.0)])[-1].seq
     for first in range(0, count, BATCH):
@@ -161,7 +175,7 @@ def _fill(store: SqlStore, key: SessionKey, count: int, *, offset: int) -> None:
 _TEXTS: list[str] = []
 
 
-def _texts() -> list[str]:
+def texts() -> list[str]:
     """Lines of public chats and meetings, eight in one message; DataMissingError where they are not there."""
     if not _TEXTS:
         lines: list[str] = []
@@ -175,19 +189,19 @@ def _texts() -> list[str]:
 # work of other processes
 
 
-def _append(url: str, first: int, count: int, ready: Ready) -> float:
+def archive(url: str, first: int, count: int, ready: Ready) -> float:
     """Returns the seconds of CPU that the process has used."""
-    _texts()
-    with SqlStore(url) as store:
+    texts()
+    with closing(open_store(url)) as store:
         store.head(RULES)
         ready()
         start_s = time.process_time()
         for session in range(first, first + count):
-            _fill(store, _key(session), EACH, offset=session * EACH)
+            fill(store, session_key(session), EACH, offset=session * EACH)
         return time.process_time() - start_s
 
 
-def _turns(url: str, first: int, count: int, ready: Ready) -> float:
+def turns_of_process(url: str, first: int, count: int, ready: Ready) -> float:
     session = f"turns-{os.getpid()}"
     with AgentContext(store=url, owner="owner-turns", session_id=session, context_window=32_000) as context:
         context.add(user("Hello", id="hello"))
@@ -200,14 +214,14 @@ def _turns(url: str, first: int, count: int, ready: Ready) -> float:
         return time.process_time() - start_s
 
 
-def _long_session(store: str | SqlStore) -> AgentContext:
+def _long_session(store: str | Store) -> AgentContext:
     return AgentContext(
         store=store, owner=LONG.owner, session_id=LONG.session, context_window=LONG_WINDOW, strategy="truncate"
     )
 
 
-def _long(url: str, start: int, end: int, ready: Ready) -> None:
-    said = _texts()
+def add_long(url: str, start: int, end: int, ready: Ready) -> None:
+    said = texts()
     with _long_session(url) as context:
         context.view()
         ready()
@@ -221,13 +235,13 @@ def _long(url: str, start: int, end: int, ready: Ready) -> None:
             )
 
 
-def _openings(url: str, ready: Ready) -> tuple[float, float, float]:
+def openings(url: str, ready: Ready) -> tuple[float, float, float]:
     """Returns the median milliseconds to open the long session, of its first question, and of a question later."""
-    said = _texts()
+    said = texts()
     opening: list[float] = []
     first: list[float] = []
     later: list[float] = []
-    with SqlStore(url) as store:
+    with closing(open_store(url)) as store:
         store.head(LONG)
         ready()
         for n in range(OPENINGS):
@@ -243,24 +257,24 @@ def _openings(url: str, ready: Ready) -> tuple[float, float, float]:
     return median(opening) * 1e3, median(first) * 1e3, median(later) * 1e3
 
 
-def _open_bytes(url: str, count: int, trace: bool, ready: Ready) -> tuple[int, int]:
+def open_bytes(url: str, count: int, trace: bool, ready: Ready) -> tuple[int, int]:
     """Returns the resident and the traced bytes of each session, with `count` of them open over one engine."""
-    with SqlStore(url) as store:
+    with closing(open_store(url)) as store:
         context = AgentContext(
             store=store, owner=RULES.owner, session_id=RULES.session, context_window=128_000, max_sessions=count + 1
         )
         ready()
         if trace:
             tracemalloc.start()
-        before = _resident()
-        for key in map(_key, range(count)):
+        before = resident()
+        for key in map(session_key, range(count)):
             context.at(key.session, owner=key.owner).view()
         traced = tracemalloc.get_traced_memory()[0] if trace else 0
-        return (_resident() - before) // count, traced // count
+        return (resident() - before) // count, traced // count
 
 
 def _long_bytes(url: str, ready: Ready) -> int:
-    said = _texts()
+    said = texts()
     with SqlStore(url) as store:
         _long_session(store).window(recall=True, question=said[0][:100])  # fills the caches of the process
         ready()
@@ -276,7 +290,7 @@ def _erase(url: str, ready: Ready) -> tuple[float, int]:
     with SqlStore(url) as store:
         store.head(_all_key())
         ready()
-        before, start_s = _resident(), time.perf_counter()
+        before, start_s = resident(), time.perf_counter()
         store.erase_owner(ALL)
         return time.perf_counter() - start_s, max(0, _peak() - before)
 
@@ -309,7 +323,7 @@ def _copy(url: str, written: int) -> None:
                     "session": f"'session-' || LPAD({new}::text, 32, '0')",
                 }
                 chosen = ", ".join(values.get(name, name) for name in columns)
-                own = f"session >= '{_key(0).session}' AND session <= '{_key(written - 1).session}'"
+                own = f"session >= '{session_key(0).session}' AND session <= '{session_key(written - 1).session}'"
                 server.execute(
                     f"INSERT INTO {table} ({', '.join(columns)}) SELECT {chosen} FROM {table} WHERE {own}".encode()
                 )
@@ -345,7 +359,7 @@ def _sizes(url: str, messages: int) -> list[tuple[Cell, ...]]:
 
 def _questions(url: str) -> float:
     """Returns the median milliseconds to rank the archive of the long session, each time for other words."""
-    said = _texts()
+    said = texts()
     times_s: list[float] = []
     with SqlStore(url) as store:
         ports = Ports(store, MessageCounter(COUNTER))
@@ -358,7 +372,7 @@ def _questions(url: str) -> float:
 
 
 def _all_key() -> SessionKey:
-    return SessionKey(ALL, _key(0).session)
+    return SessionKey(ALL, session_key(0).session)
 
 
 def _erasure(url: str, messages: int) -> list[tuple[Cell, ...]]:
@@ -400,7 +414,7 @@ def _write_beside(url: str, stop: threading.Event, waits: list[float]) -> None:
             time.sleep(0.01)
 
 
-def _resident() -> int:
+def resident() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
