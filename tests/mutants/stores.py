@@ -4,7 +4,129 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, of
 
+_KEYS = "stores/test_encrypted_keys.py::"
+
 MUTANTS: tuple[Mutant, ...] = (
+    *of(
+        "stores/sealing.py",
+        (
+            "base64_opens_with_other_last_bits",
+            "if isinstance(sealed, str) and _text(data) != sealed[ID_CHARS:]:",
+            "if not data:",
+            f"{_KEYS}test_a_changed_bit_is_an_error",
+        ),
+        (
+            "a_master_key_of_any_length_is_taken",
+            "if len(key) != KEY_BYTES or not",
+            "if not key or not",
+            f"{_KEYS}test_a_key_file",
+        ),
+        (
+            "the_first_line_of_a_key_file_is_in_use",
+            "rows[-1][0] if name is None",
+            "rows[0][0] if name is None",
+            f"{_KEYS}test_rotation_wraps_every_key_anew",
+        ),
+        (
+            "terms_are_hashed_alike_for_all_owners",
+            'blake2b(key=_derived(secret, f"ctxfold hashes {owner}"), digest_size=18)',
+            "blake2b(digest_size=18)",
+            f"{_KEYS}test_the_statistics_that_are_left_are_those_of_the_docs",
+        ),
+        (
+            "terms_are_stored_as_they_are",
+            'return self.hashed(term)[:TERM_CHARS] if term else ""',
+            "return term",
+            f"{_KEYS}test_the_statistics_that_are_left_are_those_of_the_docs",
+        ),
+    ),
+    *of(
+        "stores/encrypted.py",
+        (
+            "two_workers_make_two_keys_of_an_owner",
+            'Sealed("key", OwnerKey(secret, owner).id,',
+            'Sealed("key", "key" if OwnerKey(secret, owner) else "",',
+            "stores/test_encrypted.py::TestSqlite::test_append_and_read",
+        ),
+        (
+            "a_rotation_misses_an_owner_who_is_just_begun",
+            "            self._rewrap(owner, sealed, secret)  #",
+            "            #",
+            f"{_KEYS}test_an_owner_who_is_begun_during_a_rotation_is_under_the_new_key",
+        ),
+        (
+            "a_key_that_was_wrapped_anew_is_not_read_again",
+            "                if self._record(owner) == stored:\n                    raise\n",
+            "                raise\n",
+            f"{_KEYS}test_a_worker_reads_again_what_was_wrapped_anew_meanwhile",
+        ),
+        (
+            "an_erased_key_goes_on",
+            "        if (stored := self._stored(owner)) is not None and stored.id != key.id:\n            yield stored",
+            "        if (stored := self._keys.get(owner)) is not None and stored.id != key.id:\n            yield stored",
+            f"{_KEYS}test_a_worker_with_the_old_key_finds_the_new_one",
+        ),
+        (
+            "a_new_session_may_be_left_under_an_erased_key",
+            "            if ids or self._still(owner_key, place):",
+            "            if ids or place:",
+            f"{_KEYS}test_an_owner_who_is_erased_in_the_middle_of_an_append_keeps_no_dead_session",
+        ),
+        (
+            "names_are_never_hidden",
+            "if not self._own.hides_names or not name:",
+            "if self._own.hides_names or not name:",
+            f"{_KEYS}test_names_are_hidden_or_not_from_the_beginning",
+        ),
+        (
+            "an_erased_record_is_told_from_memory",
+            "is not None and newest[0] == record:",
+            "is not None and newest[0].id == record.id:",
+            f"{_KEYS}test_another_worker_s_erasure_of_a_message_is_seen",
+        ),
+        (
+            "plain_sessions_are_taken_for_encrypted_ones",
+            "        if names and KEY not in names and STORE not in names:",
+            "        if not names and KEY in names:",
+            f"{_KEYS}test_a_plain_store_is_not_taken_for_an_encrypted_one",
+        ),
+        (
+            "an_own_name_is_given_to_users",
+            "        if owner == STORE or session == KEY:",
+            "        if owner == STORE and session == KEY:",
+            f"{_KEYS}test_names_of_its_own_and_long_ones_are_refused",
+        ),
+        (
+            "an_erasure_keeps_the_items_that_were_learnt",
+            "ids=tuple(key.seal(name, place.owner) for name in change.ids),",
+            "ids=change.ids,",
+            f"{_KEYS}test_another_worker_s_erasure_of_a_message_is_seen",
+        ),
+        (
+            "rotation_leaves_the_store_s_own_key",
+            "        for owner in {STORE, *places}:",
+            "        for owner in places:",
+            f"{_KEYS}test_rotation_wraps_every_key_anew",
+        ),
+    ),
+    *of(
+        "history/log.py",
+        (
+            "an_encrypted_session_is_read_as_an_empty_one",
+            '                raise StoreFormatError(f"session {self.key.session!r} is encrypted',
+            '                print(f"session {self.key.session!r} is encrypted',
+            f"{_KEYS}test_an_encrypted_store_is_not_taken_for_a_plain_one",
+        ),
+    ),
+    *of(
+        "state.py",
+        (
+            "an_encrypted_snapshot_is_damage",
+            "isinstance(record.body, SnapshotTaken) else NEWER_SNAPSHOT)",
+            'isinstance(record.body, SnapshotTaken) else "")',
+            f"{_KEYS}test_an_encrypted_store_is_not_taken_for_a_plain_one",
+        ),
+    ),
     *of(
         "stores/sql_rows.py",
         (

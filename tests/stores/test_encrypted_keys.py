@@ -31,10 +31,11 @@ from ctxfold.errors import (
     StoreFormatError,
 )
 from ctxfold.history.memory_items import MemoryItem
-from ctxfold.history.records import Draft, MessageAdded, Record, Sealed, SessionKey
+from ctxfold.history.records import Draft, Erased, MessageAdded, Record, Sealed, SessionKey
 from ctxfold.protocols import Document, Rewrite, Store
 from ctxfold.stores.encrypted import EncryptedStore
 from ctxfold.tokens.text import RatioCounter
+from tests.cli.test_ui import served
 from tests.stores.valkey_server import free_port, server
 from tests.support.postgres_schema import empty, fresh_schema
 from tests.support.processes import Ready, import_once, together
@@ -372,6 +373,47 @@ def test_a_store_that_lists_no_owners_is_told_them() -> None:
         assert store.rotate(["ann"]) == 0
 
 
+class Ring:
+    """Master keys by name, the last one in use; `gone` is called when one is asked for that is not there."""
+
+    def __init__(self) -> None:
+        self.keys = {"old": b"o" * 32}
+        self.gone: Callable[[], object] = lambda: None
+
+    def __call__(self, name: str | None) -> tuple[str, bytes]:
+        name = name or [*self.keys][-1]
+        if name not in self.keys:
+            self.gone()
+        return name, self.keys[name]
+
+
+def test_an_owner_who_is_begun_during_a_rotation_is_under_the_new_key() -> None:
+    plain, ring = Interrupted(SessionKey("ann", "ctxfold:key")), Ring()
+    with encrypted(plain, keys=ring) as store:
+        assert isinstance(store, EncryptedStore)
+
+        def rotated() -> None:
+            ring.keys["new"] = b"n" * 32
+            assert store.rotate([]) == 1
+
+        plain.first = rotated
+        store.append(KEY, [said("m1")])
+        del ring.keys["old"]
+        assert [r.id for r in encrypted(plain, keys=ring).read(KEY)] == ["m1"]
+
+
+def test_a_worker_reads_again_what_was_wrapped_anew_meanwhile() -> None:
+    plain, ring = MemoryStore(), Ring()
+    encrypted(plain, keys=ring).append(KEY, [said("m1")])
+    late = Ring()
+    late.keys = {"new": b"n" * 32}
+    with encrypted(plain, keys=ring) as store:
+        assert isinstance(store, EncryptedStore)
+        ring.keys["new"] = b"n" * 32
+        late.gone = lambda: store.rotate(["ann"])  # between its look at the store and its look at the keys
+        assert [r.id for r in encrypted(plain, keys=late).read(KEY)] == ["m1"]
+
+
 WRITERS, ROTATIONS = 4, 8
 
 
@@ -445,7 +487,7 @@ def two(tmp_path: Path) -> Iterator[tuple[EncryptedStore, EncryptedStore]]:
 
 def begin(store: Store, text: str) -> None:
     store.append(KEY, [said("m1", text)], documents=[Document(1, {"hello": 1}, 1)])
-    store.remember("ann", [MemoryItem("i1", "facts", text, sources=("m1",), created_s=1.0)])
+    store.remember("ann", [MemoryItem("i1", "facts", text, session="s1", sources=("m1",), created_s=1.0)])
 
 
 def test_an_erased_owner_begins_anew_with_another_key(
@@ -492,6 +534,15 @@ def test_a_worker_with_the_old_key_finds_the_new_one(
         assert store.memories("ann", everything=True)
 
 
+def test_another_worker_s_erasure_of_a_message_is_seen(two: tuple[EncryptedStore, EncryptedStore]) -> None:
+    one, other = two
+    begin(one, "secret")
+    assert one.read(KEY)[0].body.kind == "message_added"
+    assert other.erase([Rewrite(KEY, 1, ("m1",), (Record(1, "m1", Erased(("m1",)), "t1", 1.5, 1),), (1,), ())])
+    assert one.read(KEY)[0].body == Erased(("m1",))
+    assert one.memories("ann") == ()
+
+
 def test_a_worker_with_the_old_key_writes_nothing_into_the_old_session(
     two: tuple[EncryptedStore, EncryptedStore],
 ) -> None:
@@ -505,14 +556,15 @@ def test_a_worker_with_the_old_key_writes_nothing_into_the_old_session(
 
 
 class Interrupted(MemoryStore):
-    """A store that calls a function once, before an append of a session's."""
+    """A store that calls a function once, before an append to a session."""
 
-    def __init__(self) -> None:
+    def __init__(self, at: SessionKey = KEY) -> None:
         super().__init__()
+        self.at = at
         self.first: Callable[[], object] | None = None
 
     def append(self, key: SessionKey, drafts: Any, **rest: Any) -> tuple[Record, ...]:
-        if key == KEY and self.first is not None:
+        if key == self.at and self.first is not None:
             first, self.first = self.first, None
             first()
         return super().append(key, drafts, **rest)
@@ -713,3 +765,6 @@ def test_the_command_line_opens_an_encrypted_store(tmp_path: Path, monkeypatch: 
     assert "blue key" in run("search", "--all", "shed")[1]
     assert "blue key" in run("export", "s1", "-")[1]
     assert asyncio.run(open_store(url).asessions("default")) == ("s1",)
+    with served(url) as site:
+        assert "blue key" in site.text(session="s1")
+        assert "ctxfold:key" not in site.client.get("/").text
