@@ -52,7 +52,7 @@ from ctxfold.stores.valkey_server import (
 
 T = TypeVar("T")
 
-_NEXT = 16  # records that are read with a head
+_NEXT = 8  # records that are read with a head
 _STATES = 512  # sessions whose heads are remembered
 _KINDS = ("head", "records", "ids", "numbers", "snapshots", "leaves", "places", "erased", "embedders")
 # leaves that cover ranges of keys: for each range which of them, then their first keys and data, each once
