@@ -70,7 +70,7 @@ def _kills(folder: Path, kills: int) -> Sheet:
     rows: list[tuple[Cell, ...]] = []
 
     def row(engine: str, killed: Killed) -> None:
-        messages = sum(len(it.messages) for it, _ in killed.sessions)
+        messages = sum(len(it.messages) for it in killed.sessions)
         rows.append((engine, killed.kills, len(killed.sessions), messages, *killed.counts()))
 
     with ModelServer(model="m", script=play, strict="openai") as model:

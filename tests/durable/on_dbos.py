@@ -13,7 +13,7 @@ import psycopg
 
 from ctxfold import ToolSpec
 from tests.durable.journals import QUESTIONS, WINDOW, read_log
-from tests.durable.kills import TURNS, Killed, found, is_leased, killed_until_done, question, read
+from tests.durable.kills import TURNS, Killed, found, killed_until_done, question, read
 from tests.support.pages import examples, page, section
 from tests.support.processes import import_once
 
@@ -91,13 +91,8 @@ def killed(store_url: str, system: tuple[str, str], model_url: str, kills: int) 
     result = Killed(found(store_url, "plain"))
     while result.kills < kills:
         session, left = f"s{len(result.sessions)}", kills - result.kills
-        leased: list[bool] = []
-
-        def look(name: str = session, seen: list[bool] = leased) -> None:
-            seen.append(is_leased(store_url, name))
-
-        result.kills += killed_until_done(run, *arguments, session, kills=left, seconds=run_s, look=look)
-        result.sessions.append((found(store_url, session), any(leased)))
+        result.kills += killed_until_done(run, *arguments, session, kills=left, seconds=run_s)
+        result.sessions.append(found(store_url, session))
     return result
 
 

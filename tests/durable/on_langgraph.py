@@ -10,11 +10,10 @@ import psycopg
 from langchain_core.tools import tool
 from langgraph.checkpoint.postgres import PostgresSaver
 
-from ctxfold import ConfigError
 from langchain_ctx import ChatCtx, ContextMiddleware
 from tests.benchmarks.checkpoints import delta_state
 from tests.durable.journals import QUESTIONS, WINDOW, read_log
-from tests.durable.kills import TURNS, Killed, found, is_leased, killed_until_done, question, read
+from tests.durable.kills import TURNS, Killed, found, killed_until_done, question, read
 from tests.support.pages import examples, page, section
 from tests.support.processes import import_once
 
@@ -74,17 +73,9 @@ def killed(store_url: str, saver_url: str, model_url: str, kills: int) -> Killed
     run_s = time.monotonic() - began  # a later kill would find the work done
     result = Killed(found(store_url, "plain"))
     while result.kills < kills:
-        thread, left = f"s{len(result.sessions)}", kills - result.kills
-        leased: list[bool] = []
-
-        def look(name: str = thread, seen: list[bool] = leased) -> None:
-            session = _session_of(store_url, saver_url, name)
-            seen.append(session is not None and is_leased(store_url, session))
-
-        result.kills += killed_until_done(run, *arguments, thread, kills=left, seconds=run_s, look=look)
-        session = _session_of(store_url, saver_url, thread)
-        assert session is not None
-        result.sessions.append((found(store_url, session), any(leased)))
+        thread = f"s{len(result.sessions)}"
+        result.kills += killed_until_done(run, *arguments, thread, kills=kills - result.kills, seconds=run_s)
+        result.sessions.append(found(store_url, _session_of(store_url, saver_url, thread)))
     return result
 
 
@@ -106,14 +97,12 @@ def checkpoint_bytes(saver_url: str) -> int:
         )
 
 
-def _session_of(store_url: str, saver_url: str, thread: str) -> str | None:
-    """The session that belongs to the thread's newest state; None before its first call of the model."""
+def _session_of(store_url: str, saver_url: str, thread: str) -> str:
+    """The session that belongs to the thread's newest state."""
     with PostgresSaver.from_conn_string(saver_url) as saver:
         newest = saver.get_tuple({"configurable": {"thread_id": thread}})
+    assert newest is not None
     context = ContextMiddleware(context_window=4_000, store=store_url)
-    try:
-        return context.context(newest.checkpoint["channel_values"]).session if newest is not None else None
-    except ConfigError:
-        return None
-    finally:
-        context.close()
+    session = context.context(newest.checkpoint["channel_values"]).session
+    context.close()
+    return session

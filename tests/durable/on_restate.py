@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from ctxfold.testing import ModelServer
-from tests.durable.kills import TURNS, Killed, found, is_leased, question
+from tests.durable.kills import TURNS, Killed, found, question
 from tests.durable.restate_server import Restate, free_ports, running
 from tests.support.processes import import_once, start
 
@@ -124,11 +124,9 @@ def killed(program: Path, folder: Path, store_url: str, model: ModelServer, kill
             session = f"s{len(result.sessions)}"
             client = threading.Thread(target=_turns, args=(it, session), daemon=True)
             client.start()
-            leased = False
             while result.kills < kills and _comes_to_its_end(it, model, client, result.kills % 3, chance, run_s):
                 it.kill_worker()
                 result.kills += 1
-                leased = leased or is_leased(store_url, session)
                 if result.kills % 20 == 10:
                     it.restate.kill()
                     it.restate.start()
@@ -136,7 +134,7 @@ def killed(program: Path, folder: Path, store_url: str, model: ModelServer, kill
                 it.start_worker(die_at=chance.randint(1, 12) if dies else None)
             client.join(180)
             assert not client.is_alive(), "the turns do not end"
-            result.sessions.append((found(store_url, session, window), leased))
+            result.sessions.append(found(store_url, session, window))
     return result
 
 
