@@ -367,8 +367,9 @@ class Store(ItemStore, Protocol):
 
         A draft whose id is stored with the same fingerprint is skipped. Raises MessageConflictError, and writes nothing, when
         the fingerprint differs; HeadMovedError when the log does not end at `expect`; SessionNotFoundError when the record
-        `known` does not have the id `known_id`, because the session was erased meanwhile. A SnapshotTaken draft becomes the
-        newest snapshot.
+        `known` does not have the id `known_id`, because the session was erased meanwhile. A draft whose body is of the kind
+        "snapshot_taken" becomes the newest snapshot: look at kinds, since nothing else of a body is there to see in an encrypted
+        store.
         """
         ...
 

@@ -24,6 +24,7 @@ from ctxfold.errors import (
 )
 from ctxfold.history.memory_items import SEAL, MemoryItem, Remembered, normalised
 from ctxfold.history.records import (
+    Body,
     Draft,
     Record,
     Sealed,
@@ -201,7 +202,10 @@ class EncryptedStore(VectorStore):
         sealed = key.seal(content, *place, kind, digest, inner_id, turn_id or "")
         return replace(item, id=inner_id, body=Sealed(kind, digest, sealed), turn_id=turn_id)
 
-    def _open(self, place: SessionKey, record: Record) -> Record:
+    def _open(self, place: SessionKey, record: Record, mine: tuple[Body, Draft] | None = None) -> Record:
+        """Returns the record as it was written; `mine` is what this worker has just sealed under its id."""
+        if mine is not None and mine[0] == record.body:
+            return Record(record.seq, mine[1].id, mine[1].body, mine[1].turn_id, record.at_s, record.number)
         if (newest := self._newest.get(place)) is not None and newest[0] == record:
             return newest[1]
         if not isinstance(body := record.body, Sealed):
@@ -277,14 +281,7 @@ class EncryptedStore(VectorStore):
         except MessageConflictError as error:
             changed = [draft for name, (_, draft) in mine.items() if repr(name) in str(error)]
             raise MessageConflictError(*map(conflict, changed)) from None
-        opened: list[Record] = []
-        for record in records:
-            body, draft = mine.get(record.id, (None, None))
-            if draft is None or record.body != body:
-                opened.append(self._open(place, record))
-            else:  # as it was just sealed
-                opened.append(Record(record.seq, draft.id, draft.body, draft.turn_id, record.at_s, record.number))
-        return self._noted(place, records, opened)
+        return self._noted(place, records, [self._open(place, record, mine.get(record.id)) for record in records])
 
     def read(self, key: SessionKey, *, after: int = 0, upto: int | None = None) -> tuple[Record, ...]:
         place = self._place(key)
@@ -351,8 +348,10 @@ class EncryptedStore(VectorStore):
         return self._vectors(place, embedder, self._store.vectors(place, embedder, seqs=seqs))
 
     def _vectors(self, place: SessionKey, embedder: str, sealed: Mapping[int, bytes]) -> dict[int, bytes]:
-        keys = {s: self._key_of(place.owner, data[:ID_CHARS].decode("latin-1")) for s, data in sealed.items()}
-        return {s: key.open(sealed[s], *place, embedder, str(s)) for s, key in keys.items() if key is not None}
+        ids = {data[:ID_CHARS] for data in sealed.values()}
+        keys = {key_id: self._key_of(place.owner, key_id.decode("latin-1")) for key_id in ids}
+        opening = ((seq, data, keys[data[:ID_CHARS]]) for seq, data in sealed.items())
+        return {seq: key.open(data, *place, embedder, str(seq)) for seq, data, key in opening if key is not None}
 
     def put_vectors(self, key: SessionKey, embedder: str, vectors: Mapping[int, bytes]) -> None:
         place = self._place(key)
