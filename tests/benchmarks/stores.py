@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,7 +19,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import redis
+from sqlalchemy.engine import make_url
 
 from ctxfold import AgentContext, assistant, user
 from tests.benchmarks.conversation import WINDOW, exchange, filled_context
@@ -84,8 +87,27 @@ def run(*, quick: bool = False) -> list[Sheet]:
         for name in ("Valkey, appendfsync always", "Valkey, in memory alone"):
             del places[name]
         places["Valkey cluster"] = f"valkey://127.0.0.1:{ports[0]}?cluster=true"
+        places |= encrypted(folder, places.get("PostgreSQL"), valkey("sealed"))
         asked = same_answers(places, quick=quick)
         return [turns, asked, *valkey_alone(valkey("scale", *EVERY_SECOND, *NOT_REWRITTEN), messages)]
+
+
+def encrypted(folder: Path, postgresql: str | None, valkey: str) -> dict[str, str]:
+    """Returns the URLs of encrypted stores, with a key file that their processes find."""
+    keys = folder / "master.keys"
+    keys.touch(mode=0o600)
+    keys.write_text(f"one {b64encode(os.urandom(32)).decode()}\n")
+    os.environ["CTXFOLD_KEYS"] = str(keys)
+    places = {
+        "SQLite, encrypted": f"encrypted+sqlite:///{folder}/sealed.db",
+        "Valkey, encrypted": f"encrypted+{valkey}",
+    }
+    if postgresql is not None:
+        with psycopg.connect(postgresql.replace("+psycopg", ""), autocommit=True) as connection:
+            connection.execute("CREATE DATABASE sealed ENCODING 'UTF8' TEMPLATE template0")
+        url = make_url(postgresql).set(database="sealed").render_as_string(hide_password=False)
+        places["PostgreSQL, encrypted"] = f"encrypted+{url}"
+    return places
 
 
 # side by side
