@@ -51,6 +51,21 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
+        "engine/archive.py",
+        (
+            "a_message_that_was_imported_counts_twice",
+            "for seq, message in shown if seq not in archived]",
+            "for seq, message in shown]",
+            "transcripts/test_readers.py::test_a_search_reads_no_log_of_an_imported_session",
+        ),
+        (
+            "a_message_is_found_by_what_it_said_before",
+            "if entry is not None and entry.seq != seq:",
+            "if entry is not None and entry.seq < 0:",
+            "transcripts/test_readers.py::test_a_search_reads_no_log_of_an_imported_session",
+        ),
+    ),
+    *of(
         "retrieval/bm25.py",
         (
             "common_terms_of_a_short_session_are_not_read_in_full",

@@ -84,8 +84,8 @@ def search(session: Session, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]
     terms = query_terms(query)
     if not terms or limit < 1:
         return ()
-    in_full = _in_full((yield from StoreCall(Store.postings, session.key, ())))
-    documents = () if in_full else (yield from live_documents(session.view_of_all()))
+    archive = yield from StoreCall(Store.postings, session.key, ())
+    documents = () if _in_full(archive) else (yield from live_documents(session.key, session.view_of_all(), archive))
     visible = LiveIndex().with_messages((d.seq, d.terms, d.length) for d in documents)
     ranking, weights, _ = yield from ranked(session.key, terms, live_index=visible, probe=PROBE)
     hits: dict[str, Hit] = {}
@@ -95,6 +95,9 @@ def search(session: Session, query: str, *, limit: int) -> Flow[tuple[Hit, ...]]
         by_seq = {r.seq: r for r in records}
         for seq, score in scores.items():
             message = stored_message(by_seq[seq]) if seq in by_seq else None
+            entry = None if message is None else session.state.entry(message.id)
+            if entry is not None and entry.seq != seq:  # it was updated since
+                continue
             if message is not None and message.id not in hits:
                 hits[message.id] = yield from hit_of(by_seq[seq], message, score, weights, session.key.session)
         if len(hits) >= limit:
@@ -107,10 +110,17 @@ def _in_full(archive: Postings | None) -> bool:
     return archive is not None and 0 < archive.numbered <= archive.documents
 
 
-def live_documents(view: View) -> Flow[tuple[Document, ...]]:
-    """Returns the live messages as documents: the index gets them when they leave; excerpts it has already, by their originals."""
+def live_documents(key: SessionKey, view: View, archive: Postings | None) -> Flow[tuple[Document, ...]]:
+    """Returns the live messages that the archive lacks as documents.
+
+    It gets them when they leave. It has excerpts by their originals, and messages that were imported or restored.
+    """
     entries = (*view.live, *view.turn)
     shown = [(e.seq, e.message) for e in entries if not e.shown_seq and e.message.kind == "message"]
+    if archive is not None and archive.documents + len(shown) > archive.numbered:
+        known = yield from StoreCall(Store.postings, key, ("",), among=[seq for seq, _ in shown])
+        archived = {hit[0] for hit in known.by_term[""]}
+        shown = [(seq, message) for seq, message in shown if seq not in archived]
     return (yield from index_entries(shown))
 
 
@@ -412,8 +422,8 @@ def _searched(ports: Ports, owner: str, terms: Sequence[str], scope: SearchScope
     archives = yield from _archives(ports, owner, names, terms, newest, whole=scope.sessions is None)
     live: dict[str, tuple[Document, ...]] = {}
     for name in names:
-        in_full = _in_full(archives.get(name))
-        live[name] = () if in_full else (yield from _live(SessionKey(owner, name), ports))
+        archive = archives.get(name)
+        live[name] = () if _in_full(archive) else (yield from _live(SessionKey(owner, name), ports, archive))
     postings, weights = _joined(names, archives, live, terms, newest)
     ranking = bm25(postings, weights)
     return (yield from _hits(owner, names, ranking, weights, scope, limit))
@@ -431,7 +441,7 @@ def _archives(
     return archives
 
 
-def _live(key: SessionKey, ports: Ports) -> Flow[tuple[Document, ...]]:
+def _live(key: SessionKey, ports: Ports, archive: Postings | None) -> Flow[tuple[Document, ...]]:
     """Returns the live messages of a session as documents; reads the log and writes nothing.
 
     Empty for a session that was erased meanwhile.
@@ -440,7 +450,7 @@ def _live(key: SessionKey, ports: Ports) -> Flow[tuple[Document, ...]]:
         state = yield from load(key, ports, counter=Uncounted())
     except SessionNotFoundError:
         return ()
-    return (yield from live_documents(state.view_of_all()))
+    return (yield from live_documents(key, state.view_of_all(), archive))
 
 
 def _joined(

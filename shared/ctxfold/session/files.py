@@ -129,7 +129,9 @@ class SessionFiles(SessionPart):
             )
         added = yield from self._add_lines(session, lines)
         # a search over all sessions need not read those that are in the index as a whole
-        yield from session.append((), documents=(yield from live_documents(session.view_of_all())))
+        archive = yield from StoreCall(Store.postings, session.key, ())
+        missing = yield from live_documents(session.key, session.view_of_all(), archive)
+        yield from session.append((), documents=missing)
         return added
 
     aimport_conversation = async_method(import_conversation)
