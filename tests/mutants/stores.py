@@ -91,6 +91,18 @@ MUTANTS: tuple[Mutant, ...] = (
             f"{_KEYS}test_a_plain_store_is_not_taken_for_an_encrypted_one",
         ),
         (
+            "whether_a_store_is_encrypted_is_not_told",
+            "return None if key == STORE_KEY else self",
+            "return None if key == KEY else self",
+            f"{_KEYS}test_nothing_is_written_in_plain_text_beside_what_is_encrypted",
+        ),
+        (
+            "a_name_too_long_to_be_hidden_is_told_in_its_sealed_form",
+            "(size := max(len(owner.encode()), len(session.encode())))",
+            "(size := len(owner.encode()))",
+            f"{_KEYS}test_names_of_its_own_and_long_ones_are_refused",
+        ),
+        (
             "an_own_name_is_given_to_users",
             "        if owner == STORE or session == KEY:",
             "        if owner == STORE and session == KEY:",

@@ -33,6 +33,7 @@ from ctxfold.errors import (
 from ctxfold.history.memory_items import MemoryItem
 from ctxfold.history.records import Draft, Erased, MessageAdded, Record, Sealed, SessionKey
 from ctxfold.protocols import Document, Rewrite, Store
+from ctxfold.session.context import load_snapshot
 from ctxfold.stores.encrypted import EncryptedStore
 from ctxfold.tokens.text import RatioCounter
 from tests.cli.test_ui import served
@@ -294,6 +295,8 @@ def test_a_key_file(tmp_path: Path) -> None:
     file.write_text(f"short {b64encode(b'x' * 16).decode()}\n")
     with pytest.raises(ConfigError, match="'short' has 16 bytes: give 32"):
         encrypted("memory://", keys=file)
+    file.write_text(line("one"), "utf-8-sig")  # as some editors begin a file
+    encrypted("memory://", keys=file).close()
     file.write_text(f"# the keys of the shop\n\n{line('one')}")
     with encrypted(url, keys=file) as store:
         store.append(KEY, [said("m1")])
@@ -635,6 +638,23 @@ def test_an_encrypted_store_is_not_taken_for_a_plain_one(tmp_path: Path) -> None
             AgentContext(session_id="s1", owner="ann", store=url, context_window=500).messages()
 
 
+def test_nothing_is_written_in_plain_text_beside_what_is_encrypted(tmp_path: Path) -> None:
+    url, file = f"sqlite:///{tmp_path}/a.db", tmp_path / "all.json"
+    with encrypted(url, keys=one_key) as store, encrypted("memory://", keys=one_key) as other:
+        with AgentContext(session_id="s1", owner="ann", store=store, context_window=4_000) as ctx:
+            ctx.add("The locker is 47-B.")
+            ctx.files.save_snapshot(file)
+        with load_snapshot(file, store=other, session_id="s2", owner="ann") as loaded:
+            assert loaded.messages()[0].text == "The locker is 47-B."
+        for owner in ("ann", "bob"):  # one of whom the store knows, and a new one
+            with pytest.raises(StoreFormatError, match="the store of session 's2' is encrypted: open it with"):
+                AgentContext(session_id="s2", owner=owner, store=url, context_window=4_000).add("hi")
+            with pytest.raises(StoreFormatError, match="the store of session 's3' is encrypted: open it with"):
+                load_snapshot(file, store=url, session_id="s3", owner=owner)
+        assert (store.owners(), store.sessions("ann")) == (("ann",), ("s1",))
+        assert b"47-B" not in of_sqlite(tmp_path / "a.db")
+
+
 def test_names_are_hidden_or_not_from_the_beginning(tmp_path: Path) -> None:
     for hidden in (True, False):
         url = f"sqlite:///{tmp_path}/{hidden}.db"
@@ -653,6 +673,8 @@ def test_names_of_its_own_and_long_ones_are_refused() -> None:
     with encrypted("memory://", keys=one_key, hide_names=True) as store:
         store.append(SessionKey("o" * 352, "s" * 352), [said("m1")])
         assert store.sessions("o" * 352) == ("s" * 352,)
+        with pytest.raises(ConfigError, match="a name takes 353 bytes, at most 352 are hidden"):
+            store.head(SessionKey("o", "s" * 353))
         for key in (SessionKey("o" * 353, "s"), SessionKey("ctxfold:store", "s"), SessionKey("ann", "ctxfold:key")):
             with pytest.raises(ConfigError, match="choose another"):
                 store.append(key, [said("m1")])

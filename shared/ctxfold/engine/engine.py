@@ -45,6 +45,7 @@ from ctxfold.state import (
     PendingRollback,
     Session,
     Stage,
+    check_plain,
     draft,
     load,
     policy_text,
@@ -140,6 +141,7 @@ class Engine:
         if head is None:
             named(key)
         if head is None and create:
+            yield from check_plain(key)
             yield from StoreCall(Store.append, key, (policy,))
         state = yield from load(key, self.ports)
         opened = Session(

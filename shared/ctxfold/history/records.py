@@ -34,6 +34,7 @@ class SessionKey(NamedTuple):
     session: str
 
 
+STORE_KEY = SessionKey("ctxfold:store", "ctxfold:key")  # the log with the key of an encrypted store
 OWN_NAME = lazy_pattern(r"(?:~[0-9a-f]{8})*$")
 
 

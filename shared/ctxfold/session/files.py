@@ -55,7 +55,7 @@ from ctxfold.history.snapshot import dump_state, stored_message
 from ctxfold.messages import Message, content_key, validated
 from ctxfold.protocols import Ports, Store
 from ctxfold.session.handle import SessionPart
-from ctxfold.state import Session
+from ctxfold.state import Session, check_plain
 from ctxfold.transcripts.conversation import Conversation
 from ctxfold.validation import as_dict, json_problem
 
@@ -347,6 +347,7 @@ def load_log(engine: Engine, key: SessionKey, numbered: Sequence[tuple[int, Reco
     records = _checked(key, numbered, engine.ports)
     head = yield from StoreCall(Store.head, key)
     stored = (yield from StoreCall(Store.read, key)) if head is not None else ()
+    yield from check_plain(key)
     if len(stored) > len(records) or not all(map(_alike, stored, records)):
         raise SessionExistsError(
             f"session {key.session!r} holds {len(stored)} records of its own: load into a new name, "

@@ -24,6 +24,7 @@ from ctxfold.errors import (
 )
 from ctxfold.history.memory_items import SEAL, MemoryItem, Remembered, normalised
 from ctxfold.history.records import (
+    STORE_KEY,
     Body,
     Draft,
     Record,
@@ -47,9 +48,10 @@ from ctxfold.stores.sealing import ID_CHARS, KeySource, OwnerKey, key_finder, ne
 
 D = TypeVar("D", Draft, Record)
 
-STORE = "ctxfold:store"  # an owner whose key is that of the store: it seals names
-KEY = "ctxfold:key"  # the session with the key of its owner
+# an owner whose key is that of the store: it seals names; and the session with the key of its owner
+STORE, KEY = STORE_KEY
 _KEYS = 4_096  # owners whose keys are remembered, and names
+MAX_HIDDEN_BYTES = 352  # of a name that is sealed: 512 are stored
 _SESSIONS = 512  # sessions whose newest records are remembered
 _TRIES = 20
 
@@ -188,6 +190,8 @@ class EncryptedStore(VectorStore):
     def _place(self, key: SessionKey) -> SessionKey:
         """Returns the names by which the other store knows a session."""
         owner, session = checked_key(key)
+        if self._own.hides_names and (size := max(len(owner.encode()), len(session.encode()))) > MAX_HIDDEN_BYTES:
+            raise ConfigError(f"a name takes {size} bytes, at most {MAX_HIDDEN_BYTES} are hidden: choose another one")
         if owner == STORE or session == KEY:
             raise ConfigError(f"{STORE!r} and {KEY!r} are names of ctxfold's own: choose another one")
         return SessionKey(self._hidden(owner), self._hidden(session))
@@ -225,7 +229,8 @@ class EncryptedStore(VectorStore):
     # the log
 
     def head(self, key: SessionKey) -> Head | None:
-        return self._store.head(self._place(key))
+        # whoever asks for that one asks whether plain sessions would stand beside it
+        return None if key == STORE_KEY else self._store.head(self._place(key))
 
     def append(
         self,

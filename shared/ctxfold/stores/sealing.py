@@ -47,7 +47,7 @@ def key_finder(keys: KeySource) -> FindKey:
 def _in_file(path: Path, name: str | None) -> tuple[str, bytes]:
     """Finds a key in a file. It is read whenever a key is asked for, so that workers need no restart."""
     try:
-        rows = [line.split() for line in path.read_text("utf-8").splitlines() if line.strip() and line[0] != "#"]
+        rows = [line.split() for line in path.read_text("utf-8-sig").splitlines() if line.strip() and line[0] != "#"]
         name = rows[-1][0] if name is None else name
         return name, a2b_base64(dict(rows)[name])
     except (OSError, ValueError, IndexError) as error:
