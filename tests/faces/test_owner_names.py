@@ -30,6 +30,7 @@ import langchain_ctx
 import llamaindex_ctx
 from ctxfold import AgentContext, ConfigError, MemoryStore, ScriptedBackend, SqlStore, assistant, user
 from ctxfold.cli.app import app
+from ctxfold.connect import encrypted
 from ctxfold.history.memory_items import MemoryItem
 from ctxfold.history.records import SessionKey
 from ctxfold.session.context import aload_snapshot, load_snapshot
@@ -191,9 +192,16 @@ def snapshot(**given: Any) -> Entry:
     return load
 
 
+STORE_KINDS: dict[str, Callable[[], Any]] = {
+    "MemoryStore": MemoryStore,
+    "SqlStore": lambda: SqlStore("sqlite://"),
+    "EncryptedStore": lambda: encrypted("sqlite://", keys=lambda name: (name or "main", b"m" * 32)),
+}
+
+
 def store_entry(kind: str, name: str, *arguments: Any, **keywords: Any) -> Entry:
     def call(w: World, owner: Any) -> object:
-        with MemoryStore() if kind == "MemoryStore" else SqlStore("sqlite://") as store:
+        with STORE_KINDS[kind]() as store:
             return done(getattr(store, name)(owner, *arguments, **keywords))
 
     return call
@@ -202,11 +210,12 @@ def store_entry(kind: str, name: str, *arguments: Any, **keywords: Any) -> Entry
 ITEM = MemoryItem(id="m1", kind="fact", text="The locker is 47.")
 STORES = {
     f"ctxfold.{kind}.{prefix}{name}": store_entry(kind, f"{prefix}{name}", *arguments)
-    for kind in ("MemoryStore", "SqlStore")
+    for kind in STORE_KINDS
     for prefix in ("", "a")
     for name, *arguments in (("sessions",), ("erase_owner",), ("remember", [ITEM]), ("memories",), ("forget", ["m1"]))
 } | {
-    f"ctxfold.SqlStore.{name}": store_entry("SqlStore", name, ["word"], newest=1)
+    f"ctxfold.{kind}.{name}": store_entry(kind, name, ["word"], newest=1)
+    for kind in ("SqlStore", "EncryptedStore")
     for name in ("owner_postings", "aowner_postings")
 }
 
@@ -555,7 +564,7 @@ def test_every_entry_point_is_tested() -> None:
     missing: list[str] = []
     for name, act in public():
         wanted = parameters(act) & PARAMETERS.keys()
-        stores = name.startswith(("ctxfold.MemoryStore.", "ctxfold.SqlStore."))
+        stores = name.startswith(tuple(f"ctxfold.{kind}." for kind in STORE_KINDS))
         if stores:
             wanted &= {"owner"}
         if not wanted or name in NO_ENTRY or name.rpartition(".")[0] in NO_ENTRY.keys() - {"ctxfold.ContextService"}:
