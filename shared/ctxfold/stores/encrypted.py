@@ -215,7 +215,8 @@ class EncryptedStore(VectorStore):
         if not isinstance(body := record.body, Sealed):
             raise StoreFormatError(f"session {place.session!r} is not encrypted: export it, and import it here")
         if (key := self._key_of(place.owner, body.text)) is None:
-            raise StoreCorruptError(f"{place.session!r} is sealed with a key that was erased: erase its owner again")
+            advice = "restore the store from a copy, or erase the owner again where an erasure was interrupted"
+            raise StoreCorruptError(f"{place.session!r} is not sealed with the key of its owner: {advice}")
         content = key.open(body.text, *place, body.kind, body.digest, record.id, record.turn_id or "").decode()
         record_id, turn_id, payload = content.split("\0", 2)
         turn = record.turn_id and turn_id
