@@ -21,7 +21,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
         with served(store) as site:
             rows = [_row(site, store, tab, {"tab": tab}, 1 if quick else 5) for tab in TABS]
             rows.append(_row(site, store, "search", {"tab": "search", "q": "valve 7"}, 1 if quick else 5))
-    title = f"pages of a session of {2 * turns:,} messages, read anew each time"
+    title = f"pages of {2 * turns:,} messages, read anew"
     return [Sheet(title, ("page", "server CPU ms, least", "kB"), tuple(rows))]
 
 
