@@ -19,7 +19,7 @@ PING, PONG = user("ping", id="q"), assistant("pong", id="a")
 
 def contexts() -> int:
     gc.collect()
-    return sum(isinstance(o, AgentContext) for o in gc.get_objects())
+    return sum(type(o) is AgentContext for o in gc.get_objects())
 
 
 @pytest.mark.parametrize("same", [True, False])
