@@ -112,8 +112,7 @@ class WindowFitter:
         sections = sections if recall else ()
         required = [s for s in sections if s.required]
         optional = [s for s in sections if not s.required]
-        texts: list[str] = []
-        found = NOTHING_FOUND
+        texts, found = list[str](), NOTHING_FOUND
         if required:
             newest = stage.view.newest_user()
             asked = new_question or (newest.message if newest else user("", id=_question_id(session)))
