@@ -27,7 +27,6 @@ from ctxfold.history.cuts import waiting_calls
 from ctxfold.history.log import SessionState
 from ctxfold.history.prefix import PrefixTracker
 from ctxfold.history.records import (
-    STORE_KEY,
     Body,
     Draft,
     Erased,
@@ -585,12 +584,6 @@ def _policy(text: str) -> Policy:
         raise StoreCorruptError(
             f"the stored rules of a session cannot be read ({str(error)[:200]}): restore a copy"
         ) from None
-
-
-def check_plain(key: SessionKey) -> Flow[None]:
-    """Raises StoreFormatError where a new session would stand in plain text in an encrypted store."""
-    if (yield from StoreCall(Store.head, STORE_KEY)) is not None:
-        raise StoreFormatError(f"the store of session {key.session!r} is encrypted: open it with encrypted()")
 
 
 def load(key: SessionKey, ports: Ports, *, counter: TokenCounter | None = None) -> Flow[SessionState]:

@@ -593,6 +593,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "engine/engine.py",
         (
+            "plain_sessions_stand_beside_encrypted_ones",
+            "if (yield from StoreCall(Store.head, STORE_KEY)) is not None:",
+            "if (yield from StoreCall(Store.head, STORE_KEY)) is None and not key:",
+            "stores/test_encrypted_keys.py::test_nothing_is_written_in_plain_text_beside_what_is_encrypted",
+        ),
+        (
             "results_that_were_answered_answer_the_next_call",
             "m if is_stored(m, chains.get(m.id, ())) else n for m, n in",
             "n for m, n in",

@@ -66,15 +66,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     *of(
-        "state.py",
-        (
-            "plain_sessions_stand_beside_encrypted_ones",
-            "if (yield from StoreCall(Store.head, STORE_KEY)) is not None:",
-            "if (yield from StoreCall(Store.head, STORE_KEY)) is None and not key:",
-            "stores/test_encrypted_keys.py::test_nothing_is_written_in_plain_text_beside_what_is_encrypted",
-        ),
-    ),
-    *of(
         "retrieval/bm25.py",
         (
             "common_terms_of_a_short_session_are_not_read_in_full",

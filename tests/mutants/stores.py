@@ -10,6 +10,12 @@ MUTANTS: tuple[Mutant, ...] = (
     *of(
         "stores/sealing.py",
         (
+            "a_function_of_keys_is_believed",
+            "return lambda name: _given(keys(name))",
+            "return keys",
+            "stores/test_encrypted_keys.py::test_a_function_that_returns_no_key_is_named",
+        ),
+        (
             "base64_opens_with_other_last_bits",
             "if isinstance(sealed, str) and _text(data) != sealed[ID_CHARS:]:",
             "if not data:",

@@ -31,7 +31,16 @@ from ctxfold.errors import (
     StoreFormatError,
 )
 from ctxfold.history.memory_items import MemoryItem
-from ctxfold.history.records import Draft, Erased, MessageAdded, Record, Sealed, SessionKey
+from ctxfold.history.records import (
+    Draft,
+    Erased,
+    MessageAdded,
+    Record,
+    Sealed,
+    SessionKey,
+    decode_body,
+    encode_body,
+)
 from ctxfold.protocols import Document, Rewrite, Store
 from ctxfold.session.context import load_snapshot
 from ctxfold.stores.encrypted import EncryptedStore
@@ -309,6 +318,21 @@ def test_what_is_no_source_of_keys_is_refused() -> None:
         encrypted("memory://", keys=7)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="a name without spaces"):
         encrypted("memory://", keys=lambda _: ("with space", b"k" * 32))
+
+
+@pytest.mark.parametrize("found", [None, "main", ("main",), ("main", "m" * 32), (b"main", b"m" * 32)], ids=repr)
+def test_a_function_that_returns_no_key_is_named(found: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the function of keys returned .*: return the name and the bytes"):
+        encrypted(MemoryStore(), keys=lambda _: found)
+
+
+@pytest.mark.parametrize("rest", ["", "message_added", 'message_added x"}', "message_added x y"])
+def test_a_sealed_record_that_lacks_a_part_is_an_error(rest: str) -> None:
+    """Its checksum may be right: who writes in the database can compute that."""
+    whole = encode_body(Sealed("message_added", "x", "y"))
+    assert decode_body(whole) == Sealed("message_added", "x", "y")
+    with pytest.raises(StoreCorruptError, match="a sealed record cannot be read"):
+        decode_body(f'{{"sealed":"{rest}')
 
 
 def test_a_missing_or_wrong_master_key_is_named(tmp_path: Path) -> None:

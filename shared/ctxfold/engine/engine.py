@@ -22,7 +22,14 @@ from ctxfold.engine.known_messages import (
     with_stored_results,
 )
 from ctxfold.engine.request import NO_OPTIONS, Options
-from ctxfold.errors import CtxError, EmptyMessagesError, MessageConflictError, SessionNotFoundError, WindowTooSmallError
+from ctxfold.errors import (
+    CtxError,
+    EmptyMessagesError,
+    MessageConflictError,
+    SessionNotFoundError,
+    StoreFormatError,
+    WindowTooSmallError,
+)
 from ctxfold.events import Appended, LossNoticed, MessagesLeftOut, Subscribers, TurnEnded
 from ctxfold.history.cuts import (
     asked_results,
@@ -34,7 +41,7 @@ from ctxfold.history.cuts import (
     with_known_calls,
 )
 from ctxfold.history.diff import prompt_changes
-from ctxfold.history.records import Draft, MessageAdded, PolicyChanged, SessionKey, TurnClosed, TurnStatus
+from ctxfold.history.records import STORE_KEY, Draft, MessageAdded, PolicyChanged, SessionKey, TurnClosed, TurnStatus
 from ctxfold.lru import LruCache
 from ctxfold.messages import MediaPart, Message, is_final, is_question, system, validated
 from ctxfold.policy.settings import LEAST_BUDGET_TOKENS, Policy, session_limit
@@ -45,7 +52,6 @@ from ctxfold.state import (
     PendingRollback,
     Session,
     Stage,
-    check_plain,
     draft,
     load,
     policy_text,
@@ -559,6 +565,12 @@ class Engine:
         session.sent_windows.pop(turn_id, None)
         session.tracker.ended(turn_id, dropped=status != "completed")
         self.events.emit(TurnEnded(session.key.session, turn_id, status))
+
+
+def check_plain(key: SessionKey) -> Flow[None]:
+    """Raises StoreFormatError where a new session would stand in plain text in an encrypted store."""
+    if (yield from StoreCall(Store.head, STORE_KEY)) is not None:
+        raise StoreFormatError(f"the store of session {key.session!r} is encrypted: open it with encrypted()")
 
 
 def _has_results(session: Session, turn_id: str | None, messages: Sequence[Message]) -> bool:

@@ -402,7 +402,9 @@ def decode_body(text: str) -> Body:
     from pydantic import ValidationError
 
     if text.startswith(_SEALED):
-        return Sealed(*text[len(_SEALED) : -2].split(" ", 2))
+        if len(parts := text[len(_SEALED) : -2].split(" ", 2)) != 3 or not text.endswith('"}'):
+            raise StoreCorruptError("a sealed record cannot be read: restore the store from a copy")
+        return Sealed(*parts)
     try:
         return _adapter().validate_json(text)
     except ValidationError as error:

@@ -22,7 +22,7 @@ from ctxfold.compaction.tool_outputs import sized
 from ctxfold.connect import LineCodec
 from ctxfold.effects import Call, Flow, StoreCall, async_method, sync_method
 from ctxfold.engine.archive import documents_of, live_documents
-from ctxfold.engine.engine import Engine
+from ctxfold.engine.engine import Engine, check_plain
 from ctxfold.engine.known_messages import new_record_ids, open_turn_starts
 from ctxfold.errors import (
     ConfigError,
@@ -55,7 +55,7 @@ from ctxfold.history.snapshot import dump_state, stored_message
 from ctxfold.messages import Message, content_key, validated
 from ctxfold.protocols import Ports, Store
 from ctxfold.session.handle import SessionPart
-from ctxfold.state import Session, check_plain
+from ctxfold.state import Session
 from ctxfold.transcripts.conversation import Conversation
 from ctxfold.validation import as_dict, json_problem
 

@@ -41,7 +41,16 @@ def key_finder(keys: KeySource) -> FindKey:
         return lambda name: _in_file(path, name)
     if not callable(keys):
         raise ConfigError(f"keys is {kind_of(keys)}: give the path of a key file, or a function of a key's name")
-    return keys
+    return lambda name: _given(keys(name))
+
+
+def _given(found: object) -> tuple[str, bytes]:
+    """Returns what a user's function has found; raises ConfigError for what is no name with a key."""
+    match found:
+        case (str(name), bytes(key)):
+            return name, key
+        case _:
+            raise ConfigError(f"the function of keys returned {kind_of(found)}: return the name and the bytes of a key")
 
 
 def _in_file(path: Path, name: str | None) -> tuple[str, bytes]:
