@@ -56,6 +56,15 @@ import_once(__name__)
 EACH, OWNED, BATCH = 100, 20, 20
 JOINED = 8  # lines of a chat that make one message of some 560 characters
 COPIES = 20  # of a session, the one that was written among them
+RATES = (
+    "processes",
+    "archived messages/s",
+    "worker CPU ms/message",
+    "server CPU ms/message",
+    "turns/s",
+    "worker CPU ms/turn",
+    "server CPU ms/turn",
+)
 WORKERS = (1, 2, 4)
 TURNS = 200  # of each process
 QUESTIONS = 100
@@ -138,15 +147,7 @@ def run(*, quick: bool = False) -> list[Sheet]:
         ),
         Sheet(
             "Rates with several processes",
-            (
-                "processes",
-                "archived messages/s",
-                "worker CPU ms/message",
-                "server CPU ms/message",
-                "turns/s",
-                "worker CPU ms/turn",
-                "server CPU ms/turn",
-            ),
+            RATES,
             tuple((workers, *appends[n], *turns[n]) for n, workers in enumerate(WORKERS)),
             f"Archived: stored and indexed, {BATCH} in a transaction. A turn adds two messages and reads the window.",
         ),

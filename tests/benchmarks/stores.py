@@ -29,6 +29,7 @@ from tests.benchmarks.lanes import Lane, Plan, race
 from tests.benchmarks.scale import (
     EACH,
     OWNED,
+    RATES,
     RULES,
     add_long,
     archive,
@@ -245,22 +246,13 @@ def valkey_alone(url: str, messages: int) -> list[Sheet]:
         ("a later question, median ms", later_ms),
         (f"the erasure of an owner with {OWNED} sessions of {EACH} messages, s", erased_s),
     ]
-    rates = (
-        "processes",
-        "archived messages/s",
-        "worker CPU ms/message",
-        "server CPU ms/message",
-        "turns/s",
-        "worker CPU ms/turn",
-        "server CPU ms/turn",
-    )
     return [
         Sheet(
             f"Valkey: bytes a message, {stored:,} messages of 560 characters", ("what", "bytes/message"), tuple(sizes)
         ),
         Sheet(
             "Valkey: rates with several processes",
-            rates,
+            RATES,
             tuple((workers, *archived[n], *turns[n]) for n, workers in enumerate(WORKERS)),
             "Archived: stored and indexed, 20 at once. A turn adds two messages and reads the window.",
         ),
