@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from ctxfold.connect import encrypted
 from ctxfold.testing.store_suite import StoreSuite
 from tests.stores.outside_store import TableStore
 from tests.stores.valkey_server import cluster, free_port, server
-from tests.support.postgres_schema import empty, fresh_schema
+from tests.support.postgres_schema import OnPostgres
 
 MASTER = b"m" * 32
 
@@ -44,18 +44,7 @@ class TestOutsideStore(StoreSuite):
         return encrypted(TableStore(place / "a.db"), keys=one_key)
 
 
-class TestPostgres(StoreSuite):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def schema(cls, postgres_url: str) -> Generator[str]:
-        with fresh_schema(postgres_url) as url:
-            yield url
-
-    @pytest.fixture
-    def place(self, schema: str) -> Generator[str]:
-        yield schema
-        empty(schema)
-
+class TestPostgres(OnPostgres):
     def open_store(self, place: str) -> Store:
         return encrypted(place, keys=one_key, hide_names=True)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Generator
 from pathlib import Path
 from textwrap import dedent, indent
-
-import pytest
 
 from ctxfold import AgentContext, MemoryStore, ScriptedBackend, SqlStore, Store
 from ctxfold.testing.store_suite import StoreSuite
 from tests.stores.outside_store import TableStore
-from tests.support.postgres_schema import empty, fresh_schema
+from tests.support.postgres_schema import OnPostgres
 
 
 class TestMemoryStore(StoreSuite):
@@ -36,18 +33,7 @@ class TestSqlite(StoreSuite):
         return SqlStore(f"sqlite:///{place}/a.db")
 
 
-class TestPostgres(StoreSuite):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def schema(cls, postgres_url: str) -> Generator[str]:
-        with fresh_schema(postgres_url) as url:
-            yield url
-
-    @pytest.fixture
-    def place(self, schema: str) -> Generator[str]:
-        yield schema
-        empty(schema)
-
+class TestPostgres(OnPostgres):
     def open_store(self, place: str) -> Store:
         return SqlStore(place)
 

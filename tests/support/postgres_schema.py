@@ -7,6 +7,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import psycopg
+import pytest
+
+from ctxfold.testing.store_suite import StoreSuite
 
 
 @contextmanager
@@ -38,3 +41,18 @@ def empty(url: str) -> None:
             "AND relkind IN ('r', 'p') AND NOT relispartition AND relname <> 'ctxfold_meta'"
         ).fetchall()
         connection.execute(";".join(f'DELETE FROM "{name}"' for (name,) in names).encode())
+
+
+class OnPostgres(StoreSuite):
+    """The suite in a schema of its own, which is emptied after each test."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def schema(cls, postgres_url: str) -> Generator[str]:
+        with fresh_schema(postgres_url) as url:
+            yield url
+
+    @pytest.fixture
+    def place(self, schema: str) -> Generator[str]:
+        yield schema
+        empty(schema)
